@@ -1,0 +1,74 @@
+// Training on one device. Everything else in Lockstep spreads these few lines over more of them.
+//
+//     for each step                                          bytes that live on
+//       forward    predict every next token  ─▶ loss         activations, until backward used them
+//       backward   loss ─▶ a gradient for every weight       gradients, summed over micro-batches
+//       clip       no step longer than the norm allows
+//       step       AdamW moves every weight a little         weights, moments (and fp32 masters)
+//
+// A step's batch may be larger than what fits at once: it is cut into micro-batches whose gradients
+// add up (gradient accumulation). Each micro-batch's loss is already divided by the valid tokens of
+// the whole step, so the sum is the same however the batch is cut.
+//
+//     ./lockstep train                                  two minutes on a laptop: C++ headers
+//     ./lockstep train --data my.txt --steps 1000       any text
+
+#include <cstdio>
+
+#include "common/evaluate.h"
+#include "common/feed.h"
+#include "common/plan.h"
+#include "common/report.h"
+
+using namespace lockstep;
+
+static void train(const Options& options, const Corpus& corpus) {
+  Parts parts = plain_parts();
+  parts.seed = options.seed;
+  Stage model(options.config, parts, options.compute, options.device);
+  DataParallel parallel({&model}, {.gradients = options.gradients});
+  parallel.allocate();
+  start_weights(parallel.owned(), options);
+
+  Feed feed(corpus, options);
+  AdamW optimizer(parallel.owned(), update_rule(options, feed.steps()), options.device);
+  Report report(options, feed.steps());
+  Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device);
+  on(one).fill(one, 1);
+
+  for (int64_t step = 1; step <= feed.steps(); ++step) {
+    StepBatch batch = feed.step(step - 1);
+    parallel.zero_grad();
+    optimizer.begin_step(batch.valid);
+    for (const MicroBatch& micro_batch : batch.micro_batches) {
+      Tape tape;
+      Var hidden = model.forward(tape, micro_batch);
+      Var loss = model.loss(tape, hidden, micro_batch, optimizer.scale());
+      optimizer.add_loss(loss.value);
+      tape.backward(loss, one);
+    }
+    parallel.finish();
+    optimizer.step();
+    parallel.publish();
+    report.step(step, optimizer.state(), batch.tokens);
+
+    bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
+    if (evaluates && step < feed.steps())
+      report.validation(step, evaluate(model, feed.validation()));
+  }
+  report.finish();
+
+  show_sample(model, corpus, options);
+  std::printf("validation loss %.3f\n", evaluate(model, feed.validation()));
+}
+
+int main(int argc, char** argv) {
+  return run_main(argc, argv, [](int argc, char** argv) {
+    auto options = parse_options(argc, argv, "Trains a Llama-style model on one device.");
+    if (!options) return 0;
+    Corpus corpus = open_corpus(*options);
+    print_plan(*options, corpus);
+    if (!options->dry_run) train(*options, corpus);
+    return 0;
+  });
+}

@@ -1,0 +1,48 @@
+#pragma once
+// The few things the rest of the code needs from a GPU beside kernels. device_cuda.cpp implements
+// them; a build without CUDA links no_cuda.cpp, in which there is no GPU. All work of a rank is
+// enqueued on that rank's own stream and runs in order; nothing here waits unless it says so.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/memory.h"
+
+namespace lockstep::device {
+
+// Is there a GPU that this program can run on? If not, why_not() is one sentence (empty in a build
+// without CUDA, where nobody asked).
+bool available();
+std::string why_not();
+std::string name(Device device);  // e.g. "NVIDIA H200", "CPU"
+int count();
+
+void* allocate(size_t bytes);  // stream-ordered, from a pool that never shrinks
+void deallocate(void* data);
+void* allocate_pinned(size_t bytes);  // host memory that the GPU reads without staging
+void deallocate_pinned(void* data);
+void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
+void fill(void* data, int byte, size_t bytes);
+void synchronize();  // waits until the rank's stream is empty
+
+// A point in the rank's stream that the host can wait for: how the loss is read one step late.
+class Event {
+ public:
+  Event();
+  ~Event();
+  void record();
+  void wait();
+
+ private:
+  void* handle_ = nullptr;
+};
+
+// One sentence if a GPU of compute capability major.minor cannot run code that was compiled for the
+// architectures in `compiled` ("80 90a 100"; the lowest also as PTX, which any newer GPU compiles
+// at start), else empty. Names the option that rebuilds for it.
+std::string architecture_mismatch(const std::string& device_name, int major, int minor,
+                                  const std::string& compiled);
+
+}  // namespace lockstep::device

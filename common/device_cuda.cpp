@@ -1,0 +1,132 @@
+// The GPU behind device.h.
+
+#include "common/device_cuda.h"
+
+#include <cstring>
+
+#include "common/device.h"
+
+namespace lockstep::device {
+
+// What the first look at the machine found; done once.
+struct Found {
+  int count = 0;
+  std::string why_not;
+};
+
+static Found look() {
+  Found found;
+  cudaError_t status = cudaGetDeviceCount(&found.count);
+  if (status != cudaSuccess || found.count == 0) {
+    found.count = 0;
+    found.why_not = text("no usable GPU (", cudaGetErrorString(status), ")");
+    cudaGetLastError();  // a machine without a driver is no error to remember
+    return found;
+  }
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, 0));
+  found.why_not = architecture_mismatch(properties.name, properties.major, properties.minor,
+                                        LOCKSTEP_COMPILED_ARCHITECTURES);
+  return found;
+}
+
+static const Found& found() {
+  static const Found once = look();
+  return once;
+}
+
+bool available() { return found().count > 0 && found().why_not.empty(); }
+std::string why_not() { return found().why_not; }
+int count() { return found().count; }
+
+std::string name(Device device) {
+  if (device == Device::CPU) return "CPU";
+  int current = 0;
+  check(cudaGetDevice(&current));
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, current));
+  return properties.name;
+}
+
+// Lives as long as its thread; created on first use, on the device that is current then.
+struct RankStream {
+  cudaStream_t stream = nullptr;
+  RankStream() {
+    require(available(), why_not().empty() ? "no GPU" : why_not());
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    int current = 0;
+    check(cudaGetDevice(&current));
+    cudaMemPool_t pool;
+    check(cudaDeviceGetDefaultMemPool(&pool, current));
+    uint64_t keep_everything = UINT64_MAX;
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_everything));
+  }
+};
+
+cudaStream_t stream() {
+  // Never destroyed: tensors of this thread may be freed after its thread-local objects are gone.
+  thread_local RankStream* rank = new RankStream;
+  return rank->stream;
+}
+
+void* allocate(size_t bytes) {
+  void* data = nullptr;
+  cudaError_t status = cudaMallocAsync(&data, bytes, stream());
+  if (status == cudaErrorMemoryAllocation) {
+    size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    cudaGetLastError();
+    fail(text("the GPU has no room for another ", bytes >> 20, " MiB (", total >> 20,
+              " MiB in all): try a smaller --micro-batch or --sequence"));
+  }
+  check(status);
+  return data;
+}
+
+// Called from destructors, which must not throw; a failing free means that the context is gone.
+void deallocate(void* data) {
+  if (data) cudaFreeAsync(data, stream());
+}
+
+void* allocate_pinned(size_t bytes) {
+  void* data = nullptr;
+  check(cudaMallocHost(&data, bytes));
+  return data;
+}
+void deallocate_pinned(void* data) {
+  if (data) cudaFreeHost(data);
+}
+
+void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes) {
+  if (to_device == Device::CPU && from_device == Device::CPU) {
+    std::memcpy(to, from, bytes);
+  } else {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
+  }
+}
+
+void fill(void* data, int byte, size_t bytes) {
+  check(cudaMemsetAsync(data, byte, bytes, stream()));
+}
+
+void synchronize() {
+  if (available()) check(cudaStreamSynchronize(stream()));
+}
+
+Event::Event() {
+  if (!available()) return;
+  cudaEvent_t event;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  handle_ = event;
+}
+Event::~Event() {
+  if (handle_) cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+void Event::record() {
+  if (handle_) check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream()));
+}
+void Event::wait() {
+  if (handle_) check(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
+}
+
+}  // namespace lockstep::device

@@ -1,0 +1,87 @@
+#include "common/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace lockstep {
+
+static Tensor scalar(double value, DType dtype, Device device) {
+  Tensor t = Tensor::empty({1}, dtype, device, Category::Buffers);
+  on(t).fill(t, value);
+  return t;
+}
+
+// One number of any floating type; waits for the device.
+static double number(const Tensor& t) {
+  return t.dtype() == DType::F64 ? t.values<double>()[0] : double(t.values<float>()[0]);
+}
+
+double evaluate(Stage& model, const std::vector<MicroBatch>& batches) {
+  Tensor one = scalar(1, sum_type(model.compute()), model.device());
+  double sum = 0;
+  int64_t valid = 0;
+  for (const MicroBatch& batch : batches) {
+    Tape tape(Tape::Mode::Forget);
+    sum += number(model.loss(tape, model.forward(tape, batch), batch, one).value);
+    for (int32_t target : batch.targets.values<int32_t>()) valid += target >= 0;
+  }
+  return valid > 0 ? sum / double(valid) : 0;
+}
+
+int32_t pick(const std::vector<float>& logits, double temperature, double u) {
+  auto likeliest = std::max_element(logits.begin(), logits.end());
+  if (temperature == 0) return int32_t(likeliest - logits.begin());
+  std::vector<double> weights;
+  for (float l : logits) weights.push_back(std::exp((double(l) - *likeliest) / temperature));
+  double left = u * std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (size_t i = 0; i < weights.size(); ++i)
+    if ((left -= weights[i]) < 0) return int32_t(i);
+  return int32_t(likeliest - logits.begin());  // rounding used up the last of u
+}
+
+// A micro-batch of one sequence, without targets.
+static MicroBatch sequence(const std::vector<int32_t>& tokens, Device device) {
+  int64_t n = int64_t(tokens.size());
+  std::vector<int32_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), 0);
+  std::vector<int64_t> rows(positions.begin(), positions.end());
+  MicroBatch batch;
+  batch.inputs = Tensor::from(tokens, {n}, device, Category::Buffers);
+  batch.targets =
+      Tensor::from(std::vector<int32_t>(tokens.size(), -1), {n}, device, Category::Buffers);
+  batch.positions = Tensor::from(positions, {n}, device, Category::Buffers);
+  batch.rows = Tensor::from(rows, {n}, device, Category::Buffers);
+  batch.sequences = 1;
+  batch.length = n;
+  batch.training = false;
+  return batch;
+}
+
+std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,
+                            double temperature, int64_t window, uint64_t seed) {
+  require(!prompt.empty(), "a sample needs at least one token to start from");
+  RandomStream draw(seed, "sample");
+  std::vector<int32_t> text = std::move(prompt);
+  size_t begin = text.size();
+  for (int64_t i = 0; i < count; ++i) {
+    size_t first = text.size() > size_t(window) ? text.size() - size_t(window) : 0;
+    std::vector<int32_t> seen(text.begin() + int64_t(first), text.end());
+    Tape tape(Tape::Mode::Forget);
+    Var hidden = model.forward(tape, sequence(seen, model.device()));
+    hidden.value = hidden.value.rows(hidden.value.dim(0) - 1, 1);  // the last token's row
+    Tensor logits = model.logits(tape, hidden).value;
+    Tensor exact = Tensor::empty(logits.shape(), DType::F32, logits.device());
+    on(logits).cast(exact, logits);
+    text.push_back(pick(exact.values<float>(), temperature, draw.uniform(uint64_t(i))));
+  }
+  return std::vector<int32_t>(text.begin() + int64_t(begin), text.end());
+}
+
+std::string printable(const std::vector<int32_t>& bytes) {
+  std::string out;
+  for (int32_t b : bytes) out += b == '\n' || b == '\t' || (b >= 32 && b < 127) ? char(b) : '?';
+  return out;
+}
+
+}  // namespace lockstep

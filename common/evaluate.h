@@ -1,0 +1,26 @@
+#pragma once
+// What a trained model is asked: how well does it predict text it never saw, and what does it
+// write?
+
+#include <string>
+#include <vector>
+
+#include "common/model.h"
+
+namespace lockstep {
+
+// Mean negative log-likelihood, in nats per valid target, over all micro-batches.
+double evaluate(Stage& model, const std::vector<MicroBatch>& batches);
+
+// `count` tokens after `prompt`, each drawn from softmax(logits / temperature); temperature 0 takes
+// the likeliest. Every token runs the whole forward pass again over the last `window` tokens.
+std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,
+                            double temperature, int64_t window, uint64_t seed);
+
+// The index that a uniform number u in [0, 1) picks from softmax(logits / temperature).
+int32_t pick(const std::vector<float>& logits, double temperature, double u);
+
+// Byte tokens as text a terminal can show: bytes that are no printable character become '?'.
+std::string printable(const std::vector<int32_t>& bytes);
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+// Softmax cross-entropy on CUDA. The logits are by far the largest tensor of a step (tokens times
+// vocabulary), so forward reads them once, one block per row, and keeps only one number of each
+// row: lse = log(sum(exp(logits))). Backward reads them once more.
+
+#include "common/kernels_cuda.h"
+
+namespace lockstep::cuda {
+
+template <class T, bool Even>
+__global__ void row_loss_kernel(float* row_loss, float* lse, const T* logits,
+                                const int32_t* targets, int64_t vocab) {
+  constexpr int N = kPack<T>;
+  int64_t t = blockIdx.x;
+  const T* row = logits + t * vocab;
+  LogSumExp total;
+#pragma unroll 2
+  for (int64_t j = int64_t(threadIdx.x) * N; j < vocab; j += int64_t(blockDim.x) * N) {
+    Pack<T, N> x = load<Even, N>(row + j, vocab - j);
+    float v[N];
+    for (int k = 0; k < N; ++k) v[k] = j + k < vocab ? float(x.at[k]) : -INFINITY;
+    total.add(v);
+  }
+  total.join_block();
+  if (threadIdx.x > 0) return;
+  lse[t] = total.value();
+  int64_t target = targets[t];
+  // A target beyond the vocabulary has no loss; NaN stops the run before it changes a weight.
+  float of_target = target < vocab ? float(row[max(target, int64_t(0))]) : NAN;
+  row_loss[t] = target < 0 ? 0 : lse[t] - of_target;
+}
+
+__global__ void total_loss_kernel(float* loss, const float* row_loss, const float* scale,
+                                  int64_t rows) {
+  float sum = 0;
+  for (int64_t t = threadIdx.x; t < rows; t += blockDim.x) sum += row_loss[t];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) loss[0] = scale[0] * sum;
+}
+
+static void cross_entropy(const Tensor& loss, const Tensor& lse, const Tensor& logits,
+                          const Tensor& targets, const Tensor& scale) {
+  int64_t rows = logits.dim(0), vocab = logits.dim(1);
+  expect("logits", logits, rows * vocab, logits.dtype());
+  expect("targets", targets, rows, DType::I32);
+  expect("lse", lse, rows, DType::F32);
+  expect("loss", loss, 1, DType::F32);
+  expect("scale", scale, 1, DType::F32);
+  require(vocab > 0, "a cross-entropy over no classes");
+  Tensor row_loss = Tensor::empty({rows}, DType::F32, Device::CUDA, Category::Buffers);
+  for_type(logits.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    int threads = round_to_warps(std::min<int64_t>(ceil_div(vocab, kPack<T>), 512));
+    branch(is_even(kPack<T>, vocab, logits), [&](auto even) {
+      launch(row_loss_kernel<T, even()>, {rows, 1, threads}, as<float>(row_loss), as<float>(lse),
+             as<T>(logits), as<int32_t>(targets), vocab);
+    });
+  });
+  launch(total_loss_kernel, {1, 1, 1024}, as<float>(loss), as<float>(row_loss), as<float>(scale),
+         rows);
+}
+
+// d loss / d logit_j = softmax_j - [j is the target], times what a token counts.
+template <class T, bool Even>
+__global__ void cross_entropy_backward_kernel(T* d_logits, const float* d_loss, const T* logits,
+                                              const float* lse, const int32_t* targets,
+                                              const float* scale, int64_t vocab) {
+  constexpr int N = kPack<T>;
+  int64_t j = column<N>(), t = blockIdx.x, target = targets[t];
+  if (j >= vocab) return;
+  Pack<T, N> x{};
+  if (target >= 0) {
+    float weight = d_loss[0] * scale[0], l = lse[t];
+    x = load<Even, N>(logits + t * vocab + j, vocab - j);
+    for (int k = 0; k < N; ++k) {
+      float softmax = __expf(float(x.at[k]) - l);
+      x.at[k] = rounded<T>(weight * (softmax - (j + k == target ? 1.0f : 0.0f)));
+    }
+  }
+  store<Even>(d_logits + t * vocab + j, vocab - j, x);
+}
+
+static void cross_entropy_backward(const Tensor& d_logits, const Tensor& d_loss,
+                                   const Tensor& logits, const Tensor& lse, const Tensor& targets,
+                                   const Tensor& scale) {
+  int64_t rows = logits.dim(0), vocab = logits.dim(1);
+  expect("logits", logits, rows * vocab, logits.dtype());
+  expect("d_logits", d_logits, rows * vocab, logits.dtype());
+  expect("targets", targets, rows, DType::I32);
+  expect("lse", lse, rows, DType::F32);
+  expect("d_loss", d_loss, 1, DType::F32);
+  expect("scale", scale, 1, DType::F32);
+  for_type(logits.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    branch(is_even(kPack<T>, vocab, d_logits, logits), [&](auto even) {
+      launch(cross_entropy_backward_kernel<T, even()>, row_grid(rows, vocab, kPack<T>),
+             as<T>(d_logits), as<float>(d_loss), as<T>(logits), as<float>(lse),
+             as<int32_t>(targets), as<float>(scale), vocab);
+    });
+  });
+}
+
+void add_loss(Kernels& k) {
+  k.cross_entropy = cross_entropy;
+  k.cross_entropy_backward = cross_entropy_backward;
+}
+
+}  // namespace lockstep::cuda

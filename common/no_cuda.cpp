@@ -1,0 +1,38 @@
+// What stands in for the GPU in a build without CUDA: there is none.
+
+#include <cstring>
+
+#include "common/device.h"
+#include "common/kernels.h"
+
+namespace lockstep {
+
+namespace device {
+
+bool available() { return false; }
+std::string why_not() { return ""; }
+int count() { return 0; }
+std::string name(Device) { return "CPU"; }
+
+[[noreturn]] static void no_gpu() { fail("this program was built without CUDA: use --device cpu"); }
+
+void* allocate(size_t) { no_gpu(); }
+void deallocate(void*) {}
+void* allocate_pinned(size_t) { no_gpu(); }
+void deallocate_pinned(void*) {}
+void copy(void* to, Device, const void* from, Device, size_t bytes) {
+  std::memcpy(to, from, bytes);
+}
+void fill(void*, int, size_t) { no_gpu(); }
+void synchronize() {}
+
+Event::Event() = default;
+Event::~Event() = default;
+void Event::record() {}
+void Event::wait() {}
+
+}  // namespace device
+
+void cuda::add_all(Kernels&) { fail("this program was built without CUDA: use --device cpu"); }
+
+}  // namespace lockstep
