@@ -77,9 +77,10 @@ static void add(const Tensor& out, const Tensor& a, const Tensor& b) {
   with_type(out.dtype(), [&](auto zero) {
     using T = decltype(zero);
     using Sum = typename SumOf<T>::type;
+    const T *x = a.data<T>(), *y = b.data<T>();
+    T* to = out.data<T>();
     parallel_ranges(out.size(), [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i)
-        out.data<T>()[i] = T(Sum(a.data<T>()[i]) + Sum(b.data<T>()[i]));
+      for (int64_t i = first; i < last; ++i) to[i] = T(Sum(x[i]) + Sum(y[i]));
     });
   });
 }

@@ -15,7 +15,8 @@ static void embedding(const Tensor& out, const Tensor& table, const Tensor& ids,
       int64_t row = ids.data<int32_t>()[t] - first;
       bool here = row >= 0 && row < rows;
       const T* from = table.data<T>() + (here ? row : 0) * width;
-      for (int64_t j = 0; j < width; ++j) out.data<T>()[t * width + j] = here ? from[j] : zero;
+      T* to = out.data<T>() + t * width;
+      for (int64_t j = 0; j < width; ++j) to[j] = here ? from[j] : zero;
     });
   });
 }
@@ -138,12 +139,13 @@ static void rope(const Tensor& out, const Tensor& qkv, const Tensor& positions,
     using T = decltype(zero);
     using Sum = typename SumOf<T>::type;
     int64_t half = s.head_dim / 2, width = s.columns(), turned = s.heads + s.kv_heads;
+    const Sum* frequency = inv_freq.data<Sum>();
     parallel(positions.size(), 4 * width, [&](int64_t t) {
       Sum position = Sum(positions.data<int32_t>()[t]);
       const T* in = qkv.data<T>() + t * width;
       T* to = out.data<T>() + t * width;
       for (int64_t i = 0; i < half; ++i) {
-        Sum angle = position * inv_freq.data<Sum>()[i];
+        Sum angle = position * frequency[i];
         Sum c = std::cos(angle), n = inverse ? -std::sin(angle) : std::sin(angle);
         for (int64_t h = 0; h < turned; ++h) {
           int64_t a = h * s.head_dim + i, b = a + half;
@@ -202,9 +204,10 @@ static void add_bias(const Tensor& y, const Tensor& bias) {
   with_type(y.dtype(), [&](auto zero) {
     using T = decltype(zero);
     using Sum = typename SumOf<T>::type;
+    const T* b = bias.data<T>();
     parallel(y.dim(0), width, [&](int64_t t) {
       T* row = y.data<T>() + t * width;
-      for (int64_t j = 0; j < width; ++j) row[j] = T(Sum(row[j]) + Sum(bias.data<T>()[j]));
+      for (int64_t j = 0; j < width; ++j) row[j] = T(Sum(row[j]) + Sum(b[j]));
     });
   });
 }

@@ -131,6 +131,18 @@ struct alignas(sizeof(T) * N) Pack {
 template <class P>
 using Whole = std::conditional_t<sizeof(P) == 16, uint4, uint2>;
 
+// PTX, because the compiler takes a uint4 apart and does not always find the pieces again.
+__device__ inline void store_whole(uint4* to, uint4 w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+               : "memory");
+}
+__device__ inline void store_whole(uint2* to, uint2 w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(w.x),
+               "r"(w.y)
+               : "memory");
+}
+
 // The pack that begins at `from`, of which `left` elements lie inside the row.
 template <bool Even, int N, class T>
 __device__ Pack<T, N> load(const T* from, int64_t left) {
@@ -149,7 +161,7 @@ __device__ void store(T* to, int64_t left, const Pack<T, N>& pack) {
   if constexpr (Even) {
     Whole<Pack<T, N>> whole;
     memcpy(&whole, &pack, sizeof(pack));
-    __stwb(reinterpret_cast<Whole<Pack<T, N>>*>(to), whole);  // a plain store may get cut up again
+    store_whole(reinterpret_cast<Whole<Pack<T, N>>*>(to), whole);
   } else {
     for (int k = 0; k < N; ++k)
       if (k < left) to[k] = pack.at[k];
@@ -222,6 +234,7 @@ struct LogSumExp {
 // Each file fills in its part of the table.
 void add_matmul(Kernels&);
 void add_attention(Kernels&);
+void add_norm(Kernels&);
 void add_layers(Kernels&);
 void add_embedding(Kernels&);
 void add_loss(Kernels&);

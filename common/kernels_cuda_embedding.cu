@@ -90,7 +90,7 @@ static void embedding_backward(const Tensor& d_table, const Tensor& d_out, const
   expect("ids", ids, count, DType::I32);
   expect("d_table", d_table, vocab * width, d_table.dtype());
   expect("d_out", d_out, count * width, d_out.dtype());
-  if (d_out.size() == 0) return;
+  if (d_out.size() == 0 || vocab == 0) return;
   auto buffer = [](int64_t n, DType type) {
     return Tensor::empty({n}, type, Device::CUDA, Category::Buffers);
   };

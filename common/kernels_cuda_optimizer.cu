@@ -53,6 +53,18 @@ static StepState* state_of(const Tensor& state) {
   return as<StepState>(state);
 }
 
+__global__ void begin_step_kernel(StepState* state, float* scale, const int64_t* valid) {
+  state->loss = 0;
+  state->valid_tokens = valid[0];
+  scale[0] = valid[0] > 0 ? float(1.0 / double(valid[0])) : 0.0f;
+}
+
+static void begin_step(const Tensor& state, const Tensor& scale, const Tensor& valid) {
+  expect("scale", scale, 1, DType::F32);
+  expect("valid", valid, 1, DType::I64);
+  launch(begin_step_kernel, {1, 1, 1}, state_of(state), as<float>(scale), as<int64_t>(valid));
+}
+
 __global__ void add_loss_kernel(StepState* state, const float* loss) {
   state->loss += double(loss[0]);
 }
@@ -121,6 +133,7 @@ static void adamw(const Tensor& value, const Tensor& master, const Tensor& m, co
 
 void add_optimizer(Kernels& k) {
   k.sum_squares = sum_squares;
+  k.begin_step = begin_step;
   k.add_loss = add_step_loss;
   k.begin_update = begin_step_update;
   k.adamw = adamw;

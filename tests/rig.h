@@ -39,13 +39,18 @@ struct Rig {
     on(one).fill(one, 1);
   }
 
-  // Forward and backward of all micro-batches: gradients and the loss, no update.
-  void gradients(const std::vector<MicroBatch>& batches) {
-    int64_t valid = 0;
+  // Targets that count, as a number the device reads.
+  Tensor valid(const std::vector<MicroBatch>& batches) const {
+    int64_t count = 0;
     for (const MicroBatch& b : batches)
-      for (int32_t t : b.targets.values<int32_t>()) valid += t >= 0;
+      for (int32_t t : b.targets.values<int32_t>()) count += t >= 0;
+    return Tensor::from<int64_t>({count}, {1}, settings.device, Category::Buffers);
+  }
+  // Forward and backward of all micro-batches: gradients and the loss, no update.
+  void gradients(const std::vector<MicroBatch>& batches) { gradients(batches, valid(batches)); }
+  void gradients(const std::vector<MicroBatch>& batches, const Tensor& valid) {
     parallel.zero_grad();
-    optimizer->begin_step(Tensor::from<int64_t>({valid}, {1}, settings.device, Category::Buffers));
+    optimizer->begin_step(valid);
     for (const MicroBatch& b : batches) {
       Tape tape;
       Var loss = model.loss(tape, model.forward(tape, b), b, optimizer->scale());
@@ -54,8 +59,9 @@ struct Rig {
     }
     parallel.finish();
   }
-  void step(const std::vector<MicroBatch>& batches) {
-    gradients(batches);
+  void step(const std::vector<MicroBatch>& batches) { step(batches, valid(batches)); }
+  void step(const std::vector<MicroBatch>& batches, const Tensor& valid) {
+    gradients(batches, valid);
     optimizer->step();
     parallel.publish();
   }

@@ -1,0 +1,122 @@
+// A training step on the GPU: the host never waits inside it, and it gives what the CPU gives.
+
+#include <gtest/gtest.h>
+
+#include "common/device_cuda.h"
+#include "tests/rig.h"
+
+namespace lockstep {
+namespace {
+
+Rig::Settings settings(DType compute, Device device = Device::CUDA) {
+  Rig::Settings s;
+  s.config.hidden = 64;
+  s.config.head_dim = 16;
+  s.config.ffn = 96;
+  s.config.dropout = 0.1;
+  s.config.attention_bias = true;
+  s.config.init_std = 0.1;
+  s.compute = compute;
+  s.device = device;
+  return s;
+}
+
+class CudaStep : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device::available()) GTEST_SKIP() << "there is no GPU here";
+  }
+};
+
+// A stream that is being captured refuses everything that would make the host wait:
+// synchronisation, blocking copies, plain allocation. So a step that can be captured does none of
+// these; replaying the graph does what the step would have done.
+TEST_F(CudaStep, NoHostSynchronisationInsideAStep) {
+  for (DType compute : {DType::F32, DType::BF16}) {
+    Rig captured(settings(compute)), plain(settings(compute));
+    std::vector<MicroBatch> batches;
+    for (uint64_t i : {1, 2}) batches.push_back(random_batch(3, 32, 20, i, 7, Device::CUDA));
+    Tensor valid = plain.valid(batches);
+    for (int i = 0; i < 2; ++i) captured.step(batches, valid);  // libraries set themselves up
+    for (int i = 0; i < 5; ++i) plain.step(batches, valid);
+    device::synchronize();
+
+    check(cudaStreamBeginCapture(device::stream(), cudaStreamCaptureModeGlobal));
+    captured.step(batches, valid);
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(device::stream(), &graph));
+    size_t nodes = 0;
+    check(cudaGraphGetNodes(graph, nullptr, &nodes));
+    EXPECT_GT(nodes, 100u);
+    cudaGraphExec_t replay = nullptr;
+    check(cudaGraphInstantiate(&replay, graph, 0));
+    for (int i = 0; i < 3; ++i) check(cudaGraphLaunch(replay, device::stream()));
+    device::synchronize();
+
+    EXPECT_EQ(captured.state().updates, 5);
+    EXPECT_EQ(captured.state().loss, plain.state().loss);
+    auto a = captured.parallel.owned(), b = plain.parallel.owned();
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_EQ(doubles(a[i].master), doubles(b[i].master)) << a[i].parameter->name;
+    check(cudaGraphExecDestroy(replay));
+    check(cudaGraphDestroy(graph));
+  }
+}
+
+TEST_F(CudaStep, GivesTheGradientsOfTheCpu) {
+  for (DType compute : {DType::F32, DType::BF16}) {
+    Rig gpu(settings(compute)), cpu(settings(compute, Device::CPU));
+    auto theirs = cpu.parallel.owned(), ours = gpu.parallel.owned();
+    for (size_t i = 0; i < ours.size(); ++i) assign(ours[i], theirs[i].master);
+    gpu.gradients({random_batch(3, 32, 20, 1, 7, Device::CUDA)});
+    cpu.gradients({random_batch(3, 32, 20, 1, 7)});
+    double tolerance = compute == DType::BF16 ? 2e-2 : 1e-5;
+    EXPECT_NEAR(gpu.state().loss, cpu.state().loss, tolerance);
+    for (size_t i = 0; i < ours.size(); ++i)
+      EXPECT_LE(relative_error(doubles(ours[i].grad), doubles(theirs[i].grad)), tolerance)
+          << ours[i].parameter->name;
+  }
+}
+
+TEST_F(CudaStep, RepeatedRunsGiveTheSameBits) {
+  auto run = [] {
+    Rig rig(settings(DType::BF16));
+    for (uint64_t i = 0; i < 4; ++i) rig.step({random_batch(3, 32, 20, i, 7, Device::CUDA)});
+    std::vector<std::vector<double>> all;
+    for (const Owned& o : rig.parallel.owned()) all.push_back(doubles(o.master));
+    return all;
+  };
+  EXPECT_EQ(run(), run());
+}
+
+// Every kernel writes what it promises and reads nothing that nobody wrote: fresh memory is NaN.
+TEST_F(CudaStep, PoisonedMemoryChangesNothing) {
+  auto run = [](bool poison) {
+    memory_account()->poison = poison;
+    Rig rig(settings(DType::BF16));
+    for (uint64_t i = 0; i < 3; ++i) rig.step({random_batch(3, 32, 20, i, 7, Device::CUDA)});
+    memory_account()->poison = false;
+    std::vector<std::vector<double>> all;
+    for (const Owned& o : rig.parallel.owned()) all.push_back(doubles(o.master));
+    return all;
+  };
+  EXPECT_EQ(run(false), run(true));
+}
+
+TEST_F(CudaStep, MomentsAndWeightsTakeTheBytesOfTheFormula) {
+  auto account = std::make_shared<MemoryAccount>();
+  std::swap(memory_account(), account);
+  {
+    Rig rig(settings(DType::BF16));
+    rig.step({random_batch(3, 32, 20, 1, 7, Device::CUDA)});
+    int64_t n = rig.settings.config.parameters();
+    EXPECT_EQ(memory_account()->now(Category::Weights), 2 * n);
+    EXPECT_EQ(memory_account()->now(Category::Gradients), 4 * n);
+    EXPECT_EQ(memory_account()->now(Category::Master), 4 * n);
+    EXPECT_EQ(memory_account()->now(Category::Moments), 8 * n);
+  }
+  std::swap(memory_account(), account);
+}
+
+}  // namespace
+}  // namespace lockstep
