@@ -70,6 +70,7 @@ Corpus::Corpus(const CorpusOptions& options) : options_(options) {
   source_ = what.string();
 
   std::vector<fs::path> files = list_files(what);
+  if (options.data.empty()) files = without_target_specific(std::move(files), what);
   std::vector<fs::path> shards = shards_among(files, what);
   if (!shards.empty()) {
     read_shards(shards);

@@ -45,8 +45,8 @@ __global__ void column_sums_kernel(float* partial, const T* dy, const T* x, cons
 }
 
 template <class G>
-__global__ void add_partial_rows_kernel(G* grad, const float* partial, int64_t rows,
-                                        int64_t width) {
+__global__ void __launch_bounds__(1024)
+    add_partial_rows_kernel(G* grad, const float* partial, int64_t rows, int64_t width) {
   int lane = threadIdx.x % 32, group = threadIdx.x / 32;
   int64_t j = int64_t(blockIdx.x) * 32 + lane;
   float sum = 0;

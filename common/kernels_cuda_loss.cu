@@ -29,8 +29,8 @@ __global__ void row_loss_kernel(float* row_loss, float* lse, const T* logits,
   row_loss[t] = target < 0 ? 0 : lse[t] - of_target;
 }
 
-__global__ void total_loss_kernel(float* loss, const float* row_loss, const float* scale,
-                                  int64_t rows) {
+__global__ void __launch_bounds__(1024)
+    total_loss_kernel(float* loss, const float* row_loss, const float* scale, int64_t rows) {
   float sum = 0;
   for (int64_t t = threadIdx.x; t < rows; t += blockDim.x) sum += row_loss[t];
   sum = block_sum(sum);

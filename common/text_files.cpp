@@ -45,18 +45,11 @@ fs::path standard_library_directory(const std::string& compiler) {
             ", which built this program, does not say where they are: name a text with --data"));
 }
 
-// On some systems the part that differs between processors lies inside the library's directory.
-static bool is_target_specific(const fs::path& directory) {
-  std::error_code missing;
-  return fs::exists(directory / "bits" / "c++config.h", missing);
-}
-
 static std::vector<fs::path> below(const fs::path& directory) {
   std::vector<fs::path> out;
   const auto options = fs::directory_options::skip_permission_denied;
   for (fs::recursive_directory_iterator it(directory, options), end; it != end; ++it) {
     std::error_code broken;  // a link to nowhere is no file, and no reason to stop
-    if (it->is_directory(broken) && is_target_specific(it->path())) it.disable_recursion_pending();
     if (it->is_regular_file(broken)) out.push_back(it->path());
   }
   return out;
@@ -88,6 +81,16 @@ std::vector<fs::path> list_files(const fs::path& what) {
   std::sort(out.begin(), out.end(),
             [](const fs::path& a, const fs::path& b) { return a.string() < b.string(); });
   return out;
+}
+
+std::vector<fs::path> without_target_specific(std::vector<fs::path> files,
+                                              const fs::path& library) {
+  auto specific = [&](const fs::path& file) {
+    const fs::path top = library / *file.lexically_relative(library).begin();
+    return fs::is_regular_file(top / "bits" / "c++config.h");
+  };
+  std::erase_if(files, specific);
+  return files;
 }
 
 bool is_readable(const fs::path& path) { return bool(std::ifstream(path)); }

@@ -12,6 +12,11 @@ namespace lockstep {
 // The directory that `#include <vector>` reads from, as the compiler itself reports it.
 std::filesystem::path standard_library_directory(const std::string& compiler);
 
+// Without the part that differs between processors, which some systems keep inside of the library's
+// directory: the default text is the same on all of them.
+std::vector<std::filesystem::path> without_target_specific(std::vector<std::filesystem::path> files,
+                                                           const std::filesystem::path& library);
+
 // What --data names: the file itself, all files below a directory, or what a pattern with * and ?
 // matches. Regular files only, sorted by path, so that every machine sees one order. Never empty.
 std::vector<std::filesystem::path> list_files(const std::filesystem::path& what);

@@ -249,6 +249,16 @@ TEST(Data, DefaultCorpusIsTheStandardLibrary) {
   EXPECT_NE(all.find("template"), std::string::npos);
 }
 
+TEST(Data, WhatDiffersBetweenProcessorsIsNoPartOfTheDefaultText) {
+  TemporaryFolder folder;
+  for (const char* file : {"bits/stl_vector.h", "vector", "x86_64-linux/bits/c++config.h",
+                           "x86_64-linux/32/bits/os_defines.h", "x86_64-linux/x.h"})
+    folder.write(file, "text");
+  using Paths = std::vector<std::filesystem::path>;
+  EXPECT_EQ(without_target_specific(list_files(folder.path()), folder.path()),
+            (Paths{folder / "bits/stl_vector.h", folder / "vector"}));
+}
+
 TEST(Data, MissingCompilerAsksForAText) {
   expect_refusal([] { standard_library_directory("/no/such/c++ compiler's"); },
                  {"/no/such/c++ compiler's", "--data"});

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 SETTINGS = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay_matrices": 0.1,
             "clip": 1.0, "steps": 10}
-BATCH, LENGTH, IGNORED = 2, 16, -100
+BATCH, LENGTH, IGNORED = 4, 32, -100
 
 COMMON = dict(
     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -42,7 +42,7 @@ def make_batch(seed, vocab):
     generator = torch.Generator().manual_seed(seed + 2)
     tokens = torch.randint(0, vocab, (BATCH, LENGTH + 1), generator=generator)
     labels = tokens[:, 1:].clone()
-    labels[0, :3] = IGNORED  # 6 of 32 targets, unequally spread over the sequences
+    labels[0, :3] = IGNORED  # 6 of 128 targets, unequally spread over the sequences
     labels[0, 9] = IGNORED
     labels[1, -2:] = IGNORED
     return tokens[:, :-1].clone(), labels
