@@ -12,19 +12,24 @@
 //
 //     ./lockstep train                                  two minutes on a laptop: C++ headers
 //     ./lockstep train --data my.txt --steps 1000       any text
+//     ./lockstep train --checkpoint run --checkpoint-every 100      and after a crash: --resume
 
 #include <cstdio>
 
+#include "01_single_gpu/recompute.h"
+#include "common/diagnose.h"
 #include "common/evaluate.h"
 #include "common/feed.h"
 #include "common/plan.h"
 #include "common/report.h"
+#include "common/resume.h"
 
 using namespace lockstep;
 
 static void train(const Options& options, const Corpus& corpus) {
   Parts parts = plain_parts();
   parts.seed = options.seed;
+  use_recomputation(parts, options.recompute);
   Stage model(options.config, parts, options.compute, options.device);
   DataParallel parallel({&model}, {.gradients = options.gradients});
   parallel.allocate();
@@ -32,31 +37,51 @@ static void train(const Options& options, const Corpus& corpus) {
 
   Feed feed(corpus, options);
   AdamW optimizer(parallel.owned(), update_rule(options, feed.steps()), options.device);
+  Checkpoints checkpoints(options, corpus, optimizer, feed.steps());
+  int64_t done = checkpoints.resume();
   Report report(options, feed.steps());
+  auto trace =
+      start_trace(options.trace, options.profile, options.device, checkpoints.last_step() - done);
+  TraceScope scope(trace.get());
   Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device);
   on(one).fill(one, 1);
 
-  for (int64_t step = 1; step <= feed.steps(); ++step) {
+  for (int64_t step = done + 1; step <= checkpoints.last_step(); ++step) {
+    Span part(trace.get(), "data", Span::Kind::Data);  // the name of what follows, in a trace
     StepBatch batch = feed.step(step - 1);
+    part.next("begin");
     parallel.zero_grad();
     optimizer.begin_step(batch.valid);
     for (const MicroBatch& micro_batch : batch.micro_batches) {
+      part.next("forward");
       Tape tape;
       Var hidden = model.forward(tape, micro_batch);
       Var loss = model.loss(tape, hidden, micro_batch, optimizer.scale());
       optimizer.add_loss(loss.value);
+      part.next("backward");
       tape.backward(loss, one);
     }
+    part.next("optimizer");
     parallel.finish();
     optimizer.step();
     parallel.publish();
     report.step(step, optimizer.state(), batch.tokens);
 
+    part.next("evaluate");
     bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
     if (evaluates && step < feed.steps())
       report.validation(step, evaluate(model, feed.validation()));
+    if (checkpoints.due(step)) {
+      part.next("checkpoint");
+      report.finish();  // the log has every step that a checkpoint has
+      checkpoints.save(step);
+    }
+    part.end();
+    if (trace && trace->step()) show_trace(trace->recording(), options.trace, options.profile);
   }
   report.finish();
+  report.summary();
+  export_weights(model, options);
 
   show_sample(model, corpus, options);
   std::printf("validation loss %.3f\n", evaluate(model, feed.validation()));

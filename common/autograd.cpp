@@ -59,6 +59,7 @@ void Tape::receive(const Var& target, const Tensor& gradient) {
 
 void Tape::backward(const Var& out, Tensor d_out, WeightWork when) {
   require(records(), "a tape that forgets cannot run backward");
+  require(out.entry >= 0, "backward needs a value that this tape has recorded, not a constant");
   require(!replayed_, "a tape is replayed once, this one has been");
   replayed_ = true;
   receive(out, d_out);

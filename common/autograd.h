@@ -38,7 +38,7 @@ using WeightAdjoint = std::function<void(const Gradients& d_outputs)>;
 
 class Tape {
  public:
-  enum class Mode { Record, Forget };    // Forget: evaluation; nothing is kept
+  enum class Mode { Record, Forget };    // Forget: evaluation; no entry is kept
   enum class Hooks { Fire, Silent };     // Silent: a nested tape, inside an entry of another
   enum class WeightWork { Now, Later };  // Later: weight_work() runs what backward left
   explicit Tape(Mode mode = Mode::Record, Hooks hooks = Hooks::Fire) : mode_(mode), hooks_(hooks) {}

@@ -1,10 +1,10 @@
 #pragma once
 // One way to fail. A wrong input or a broken promise throws an Error that carries one sentence and
-// the line that found it; run_main (program.h) prints it and ends the program with a non-zero exit.
+// the line that found it; run_main (command_line.h) prints it and ends the program with a non-zero
+// exit.
 //
 //   require(heads % tp == 0, "heads ", heads, " cannot be cut into ", tp, " parts");
-//   check(cudaMemcpyAsync(...));          // library calls: overloads stand beside each library's
-//   use
+//   check(cudaMemcpyAsync(...));     // library calls: an overload stands beside each library's use
 
 #include <cstdint>
 #include <source_location>

@@ -47,15 +47,23 @@ Corpus::Stream Corpus::Stream::split_off(int64_t position) {
 
 static bool is_shard(const fs::path& file) { return file.extension() == ".bin"; }
 
-// Where shards lie, only they are read. Of a directory only its own files count: somewhere below a
-// text, anything may be called .bin.
+// Where shards lie, only they are read; a damaged one among them is refused later, by name. Of a
+// directory only its own files count, and only if at least one begins as a shard does or all are
+// called .bin: beside a text, anything may have that name.
 static std::vector<fs::path> shards_among(const std::vector<fs::path>& files,
                                           const fs::path& what) {
-  std::vector<fs::path> out;
+  if (!fs::is_directory(what)) {
+    std::vector<fs::path> named = files;
+    std::erase_if(named, [](const fs::path& file) { return !is_shard(file); });
+    return named;
+  }
+  std::vector<fs::path> own, out;
   for (const fs::path& file : files)
-    if (is_shard(file) && (!fs::is_directory(what) || file.parent_path() == what))
-      out.push_back(file);
-  return out;
+    if (file.parent_path() == what) own.push_back(file);
+  for (const fs::path& file : own)
+    if (is_shard(file)) out.push_back(file);
+  bool meant = out.size() == own.size() || std::any_of(out.begin(), out.end(), looks_like_a_shard);
+  return meant ? out : std::vector<fs::path>{};
 }
 
 Corpus::Corpus(const CorpusOptions& options) : options_(options) {
@@ -90,7 +98,8 @@ void Corpus::keep_the_end_for_validation() {
 }
 
 static bool is_for_validation(const fs::path& shard) {
-  return shard.filename().string().find("val") != std::string::npos;
+  std::string name = "_" + shard.stem().string() + "_";
+  return name.find("_val_") != std::string::npos;
 }
 
 // llm.c names its files ..._train_000001.bin and ..._val_000000.bin. Without such names the end of

@@ -25,7 +25,8 @@ void* allocate_pinned(size_t bytes);  // host memory that the GPU reads without 
 void deallocate_pinned(void* data);
 void copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes);
 void fill(void* data, int byte, size_t bytes);
-void synchronize();  // waits until the rank's stream is empty
+int64_t used_bytes();  // of the GPU's memory, by anyone: what is not free
+void synchronize();    // waits until the rank's stream is empty
 
 // A point in the rank's stream that the host can wait for: how the loss is read one step late.
 class Event {
@@ -38,6 +39,25 @@ class Event {
  private:
   void* handle_ = nullptr;
 };
+
+// The same for measuring: when the stream came past this point, seconds after `earlier`.
+class TimedEvent {
+ public:
+  TimedEvent();
+  ~TimedEvent();
+  TimedEvent(const TimedEvent&) = delete;
+  void record();
+  void wait();
+  double seconds_since(const TimedEvent& earlier) const;  // waits until both have been passed
+
+ private:
+  void* handle_ = nullptr;
+};
+
+// A named range that NVIDIA's tools show (NVTX): Nsight Systems' timeline, Nsight Compute's filter.
+// Costs a branch while no tool is attached. Ranges of a thread nest.
+void push_range(const char* name);
+void pop_range();
 
 // One sentence if a GPU of compute capability major.minor cannot run code that was compiled for the
 // architectures in `compiled` ("80 90a 100"; the lowest also as PTX, which any newer GPU compiles

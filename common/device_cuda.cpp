@@ -2,9 +2,12 @@
 
 #include "common/device_cuda.h"
 
+#include <nvtx3/nvToolsExt.h>
+
 #include <cstring>
 
 #include "common/device.h"
+#include "common/trace.h"
 
 namespace lockstep::device {
 
@@ -19,7 +22,10 @@ static Found look() {
   cudaError_t status = cudaGetDeviceCount(&found.count);
   if (status != cudaSuccess || found.count == 0) {
     found.count = 0;
-    found.why_not = text("no usable GPU (", cudaGetErrorString(status), ")");
+    const char* reason = status == cudaErrorInsufficientDriver
+                             ? "no NVIDIA driver, or one too old for this CUDA"
+                             : cudaGetErrorString(status);
+    found.why_not = text("no usable GPU (", reason, ")");
     cudaGetLastError();  // a machine without a driver is no error to remember
     return found;
   }
@@ -101,15 +107,27 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
   if (to_device == Device::CPU && from_device == Device::CPU) {
     std::memcpy(to, from, bytes);
   } else {
+    DeviceSpan span(recording_trace(), "copy", Device::CUDA);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()));
+    span.end();
   }
 }
 
 void fill(void* data, int byte, size_t bytes) {
+  DeviceSpan span(recording_trace(), "memset", Device::CUDA);
   check(cudaMemsetAsync(data, byte, bytes, stream()));
+  span.end();
+}
+
+// A host that waits is worth a span: it launches nothing meanwhile.
+int64_t used_bytes() {
+  size_t free = 0, total = 0;
+  if (available()) check(cudaMemGetInfo(&free, &total));
+  return int64_t(total - free);
 }
 
 void synchronize() {
+  Span span(recording_trace(), "synchronize", TraceEvent::Kind::Wait);
   if (available()) check(cudaStreamSynchronize(stream()));
 }
 
@@ -126,7 +144,36 @@ void Event::record() {
   if (handle_) check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream()));
 }
 void Event::wait() {
+  Span span(recording_trace(), "wait for event", TraceEvent::Kind::Wait);
   if (handle_) check(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
 }
+
+static cudaEvent_t event_of(void* handle) { return static_cast<cudaEvent_t>(handle); }
+
+TimedEvent::TimedEvent() {
+  if (!available()) return;
+  cudaEvent_t event;
+  check(cudaEventCreate(&event));
+  handle_ = event;
+}
+TimedEvent::~TimedEvent() {
+  if (handle_) cudaEventDestroy(event_of(handle_));
+}
+void TimedEvent::record() {
+  if (handle_) check(cudaEventRecord(event_of(handle_), stream()));
+}
+void TimedEvent::wait() {
+  if (handle_) check(cudaEventSynchronize(event_of(handle_)));
+}
+double TimedEvent::seconds_since(const TimedEvent& earlier) const {
+  if (!handle_) return 0;
+  check(cudaEventSynchronize(event_of(handle_)));
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, event_of(earlier.handle_), event_of(handle_)));
+  return 1e-3 * double(milliseconds);
+}
+
+void push_range(const char* name) { nvtxRangePushA(name); }
+void pop_range() { nvtxRangePop(); }
 
 }  // namespace lockstep::device

@@ -26,7 +26,8 @@ double evaluate(Stage& model, const std::vector<MicroBatch>& batches) {
     sum += number(model.loss(tape, model.forward(tape, batch), batch, one).value);
     for (int32_t target : batch.targets.values<int32_t>()) valid += target >= 0;
   }
-  return valid > 0 ? sum / double(valid) : 0;
+  require(valid > 0, "there is no token to evaluate on");
+  return sum / double(valid);
 }
 
 int32_t pick(const std::vector<float>& logits, double temperature, double u) {
@@ -40,11 +41,10 @@ int32_t pick(const std::vector<float>& logits, double temperature, double u) {
   return int32_t(likeliest - logits.begin());  // rounding used up the last of u
 }
 
-// A micro-batch of one sequence, without targets.
-static MicroBatch sequence(const std::vector<int32_t>& tokens, Device device) {
+MicroBatch sequence(const std::vector<int32_t>& tokens, Device device, int64_t first) {
   int64_t n = int64_t(tokens.size());
   std::vector<int32_t> positions(tokens.size());
-  std::iota(positions.begin(), positions.end(), 0);
+  std::iota(positions.begin(), positions.end(), int32_t(first));
   std::vector<int64_t> rows(positions.begin(), positions.end());
   MicroBatch batch;
   batch.inputs = Tensor::from(tokens, {n}, device, Category::Buffers);
@@ -58,22 +58,26 @@ static MicroBatch sequence(const std::vector<int32_t>& tokens, Device device) {
   return batch;
 }
 
+std::vector<float> next_logits(Stage& model, const std::vector<int32_t>& tokens, int64_t first) {
+  require(!tokens.empty(), "a text that goes on needs at least one token to start from");
+  Tape tape(Tape::Mode::Forget);
+  Var hidden = model.forward(tape, sequence(tokens, model.device(), first));
+  hidden.value = hidden.value.rows(hidden.value.dim(0) - 1, 1);  // the last token's row
+  Tensor logits = model.logits(tape, hidden).value;
+  Tensor exact = Tensor::empty(logits.shape(), DType::F32, logits.device());
+  on(logits).cast(exact, logits);
+  return exact.values<float>();
+}
+
 std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,
                             double temperature, int64_t window, uint64_t seed) {
-  require(!prompt.empty(), "a sample needs at least one token to start from");
   RandomStream draw(seed, "sample");
   std::vector<int32_t> text = std::move(prompt);
   size_t begin = text.size();
   for (int64_t i = 0; i < count; ++i) {
     size_t first = text.size() > size_t(window) ? text.size() - size_t(window) : 0;
     std::vector<int32_t> seen(text.begin() + int64_t(first), text.end());
-    Tape tape(Tape::Mode::Forget);
-    Var hidden = model.forward(tape, sequence(seen, model.device()));
-    hidden.value = hidden.value.rows(hidden.value.dim(0) - 1, 1);  // the last token's row
-    Tensor logits = model.logits(tape, hidden).value;
-    Tensor exact = Tensor::empty(logits.shape(), DType::F32, logits.device());
-    on(logits).cast(exact, logits);
-    text.push_back(pick(exact.values<float>(), temperature, draw.uniform(uint64_t(i))));
+    text.push_back(pick(next_logits(model, seen), temperature, draw.uniform(uint64_t(i))));
   }
   return std::vector<int32_t>(text.begin() + int64_t(begin), text.end());
 }

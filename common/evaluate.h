@@ -12,6 +12,12 @@ namespace lockstep {
 // Mean negative log-likelihood, in nats per valid target, over all micro-batches.
 double evaluate(Stage& model, const std::vector<MicroBatch>& batches);
 
+// A micro-batch of one sequence without targets; its tokens stand at positions first, first + 1 ...
+MicroBatch sequence(const std::vector<int32_t>& tokens, Device device, int64_t first = 0);
+
+// The logits of the token that comes after these. Waits for the device.
+std::vector<float> next_logits(Stage& model, const std::vector<int32_t>& tokens, int64_t first = 0);
+
 // `count` tokens after `prompt`, each drawn from softmax(logits / temperature); temperature 0 takes
 // the likeliest. Every token runs the whole forward pass again over the last `window` tokens.
 std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,

@@ -1,6 +1,7 @@
 #include "common/huggingface.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -260,6 +261,12 @@ void refuse_unused(const WeightFiles& files, const std::vector<std::string>& par
     fail(text("the weights in ", files.directory().string(), " hold tensor ", name,
               ", which the model of config.json has no place for"));
   }
+  if (!tied || !files.has(kHead)) return;
+  Tensor head = files.read(kHead), table = files.read(kEmbedding);
+  require(head.bytes() == table.bytes() &&
+              std::memcmp(head.raw(), table.raw(), size_t(head.bytes())) == 0,
+          "config.json in ", files.directory().string(), " ties the head to the embedding, but ",
+          kHead, " and ", kEmbedding, " differ");
 }
 
 void write_huggingface(const fs::path& dir, const ModelConfig& config,

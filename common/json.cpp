@@ -11,6 +11,7 @@
 #include <set>
 
 #include "common/check.h"
+#include "common/files.h"
 
 namespace lockstep {
 
@@ -40,8 +41,7 @@ Json parse_json(std::string_view content, const std::string& source) {
 }
 
 Json read_json(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  require(bool(in) && std::filesystem::is_regular_file(path), path.string(), " cannot be read");
+  std::ifstream in = open_to_read(path);
   std::string content((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   Json json = parse_json(content, path.string());
   require(json.is_object(), path.string(), " is not a JSON object ({...})");

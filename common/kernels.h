@@ -105,6 +105,13 @@ struct Kernels {
   // AdamW on n elements. value is the compute-type copy of master (or the same memory).
   void (*adamw)(const Tensor& value, const Tensor& master, const Tensor& m, const Tensor& v,
                 const Tensor& grad, const Tensor& state, const UpdateRule&, bool decay);
+
+  // One sequence that goes on: its `past` rows are remembered as keys and values [longest, kv_heads
+  // * head_dim], and shape.length new ones come, as qkv. First their k and v are written to rows
+  // past, past + 1, ... of keys and values; then new row i attends to rows 0 to past + i. Serves
+  // generation: there is no backward.
+  void (*attention_cached)(const Tensor& out, const Tensor& keys, const Tensor& values,
+                           const Tensor& qkv, const AttentionShape&, int64_t past);
 };
 
 Kernels& kernels(Device device);  // throws where there is no such device

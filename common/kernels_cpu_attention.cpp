@@ -1,9 +1,11 @@
-// Plain attention, one (sequence, key head) at a time. For each of its query heads:
-//   S = Q K^T / sqrt(d), masked;  P = softmax(S);  O = P V
-//   dV += P^T dO;  dP = dO V^T;  dS = P (dP - rowsum(P dP));  dQ = dS K / sqrt(d);  dK += dS^T Q /
-//   ..
+// Plain attention, one (sequence, key head) at a time. For each of its query heads, with scale
+// 1/sqrt(d):
+//   forward    S = scale Q K^T, masked;  P = softmax(S);  O = P V
+//   backward   dV += P^T dO;  dP = dO V^T;  dS = scale P (dP - rowsum(P dP));  dQ = dS K;  dK +=
+//   dS^T Q
 
 #include <cmath>
+#include <cstring>
 
 #include "common/kernels_cpu.h"
 
@@ -24,15 +26,17 @@ struct Head {
   T* probs(T* p) const { return p + (sequence * s.heads + head) * s.length * s.length; }
 };
 
+// Row i of `rows` sees the columns 0 to past + i.
 template <class T>
-static void softmax_rows(T* scores, int64_t length, T scale) {
-  for (int64_t i = 0; i < length; ++i) {
-    T* row = scores + i * length;
+static void softmax_rows(T* scores, int64_t rows, int64_t columns, int64_t past, T scale) {
+  for (int64_t i = 0; i < rows; ++i) {
+    T* row = scores + i * columns;
+    int64_t last = past + i;
     T largest = row[0], sum = 0;
-    for (int64_t j = 1; j <= i; ++j) largest = std::max(largest, row[j]);
-    for (int64_t j = 0; j <= i; ++j) sum += row[j] = std::exp(scale * (row[j] - largest));
-    for (int64_t j = 0; j <= i; ++j) row[j] /= sum;
-    for (int64_t j = i + 1; j < length; ++j) row[j] = 0;  // the future
+    for (int64_t j = 1; j <= last; ++j) largest = std::max(largest, row[j]);
+    for (int64_t j = 0; j <= last; ++j) sum += row[j] = std::exp(scale * (row[j] - largest));
+    for (int64_t j = 0; j <= last; ++j) row[j] /= sum;
+    for (int64_t j = last + 1; j < columns; ++j) row[j] = 0;  // the future
   }
 }
 
@@ -55,7 +59,7 @@ static void attention_as(const Tensor& out, const Tensor& probs, const Tensor& q
     T *x = qkv.data<T>(), *p = h.probs(probs.data<T>());
     gemm(Op::N, Op::T, h.length, h.length, h.d, h.q(x), h.width, h.k(x), h.width, T(0), p,
          h.length);
-    softmax_rows(p, s.length, scale);
+    softmax_rows(p, s.length, s.length, 0, scale);
     gemm(Op::N, Op::N, h.length, h.d, h.length, p, h.length, h.v(x), h.width, T(0),
          h.out(out.data<T>()), h.out_width());
   });
@@ -101,9 +105,55 @@ static void attention_backward(const Tensor& d_qkv, const Tensor& d_out, const T
   if (d_qkv.dtype() == DType::BF16) kernels(Device::CPU).cast(d_qkv, dx);
 }
 
+// A head's rows in blocks, so that the scores of a long prompt never lie in memory all at once.
+template <class T>
+static void attention_cached_as(const Tensor& out, const Tensor& keys, const Tensor& values,
+                                const Tensor& qkv, const AttentionShape& s, int64_t past) {
+  constexpr int64_t kRows = 64;
+  int64_t blocks = (s.length + kRows - 1) / kRows, group = s.heads / s.kv_heads;
+  int d = int(s.head_dim), kv_width = int(s.kv_heads * s.head_dim);
+  T scale = T(1) / std::sqrt(T(s.head_dim));
+  parallel(s.heads * blocks, std::min(kRows, s.length) * (past + s.length) * d, [&](int64_t i) {
+    int64_t head = i / blocks, first = i % blocks * kRows;
+    int rows = int(std::min(kRows, s.length - first)), seen = int(past + first) + rows;
+    std::vector<T> scores(size_t(rows) * size_t(seen));
+    T *p = scores.data(), *q = qkv.data<T>() + first * s.columns() + head * d;
+    T *k = keys.data<T>() + head / group * d, *v = values.data<T>() + head / group * d;
+    gemm(Op::N, Op::T, rows, seen, d, q, int(s.columns()), k, kv_width, T(0), p, seen);
+    softmax_rows(p, rows, seen, past + first, scale);
+    int out_width = int(s.heads) * d;
+    gemm(Op::N, Op::N, rows, d, seen, p, seen, v, kv_width, T(0),
+         out.data<T>() + first * out_width + head * d, out_width);
+  });
+}
+
+// Columns [column, column + width of to) of from's rows become to's rows past, past + 1, ...
+static void remember(const Tensor& to, const Tensor& from, int64_t column, int64_t past) {
+  int64_t bytes = int64_t(size_of(to.dtype())), width = to.dim(1) * bytes;
+  int64_t stride = from.dim(1) * bytes;
+  for (int64_t i = 0; i < from.dim(0); ++i)
+    std::memcpy(to.raw() + (past + i) * width, from.raw() + i * stride + column * bytes,
+                size_t(width));
+}
+
+static void attention_cached(const Tensor& out, const Tensor& keys, const Tensor& values,
+                             const Tensor& qkv, const AttentionShape& s, int64_t past) {
+  int64_t seen = past + s.length;
+  require(s.sequences == 1 && seen <= keys.dim(0), "a cache of ", keys.dim(0), " rows cannot take ",
+          s.sequences, " x ", s.length, " more behind ", past);
+  remember(keys, qkv, s.heads * s.head_dim, past);
+  remember(values, qkv, (s.heads + s.kv_heads) * s.head_dim, past);
+  Tensor k = widened(keys.rows(0, seen)), v = widened(values.rows(0, seen));
+  Tensor x = widened(qkv), o = widened(out);
+  x.dtype() == DType::F64 ? attention_cached_as<double>(o, k, v, x, s, past)
+                          : attention_cached_as<float>(o, k, v, x, s, past);
+  if (out.dtype() == DType::BF16) kernels(Device::CPU).cast(out, o);
+}
+
 void add_attention(Kernels& k) {
   k.attention = attention;
   k.attention_backward = attention_backward;
+  k.attention_cached = attention_cached;
 }
 
 }  // namespace lockstep::cpu

@@ -7,6 +7,7 @@ namespace lockstep::cuda {
 void add_all(Kernels& k) {
   add_matmul(k);
   add_attention(k);
+  add_decode(k);
   add_norm(k);
   add_layers(k);
   add_embedding(k);

@@ -234,6 +234,7 @@ struct LogSumExp {
 // Each file fills in its part of the table.
 void add_matmul(Kernels&);
 void add_attention(Kernels&);
+void add_decode(Kernels&);
 void add_norm(Kernels&);
 void add_layers(Kernels&);
 void add_embedding(Kernels&);

@@ -31,6 +31,7 @@ void MemoryAccount::add(Category category, int64_t bytes) {
   size_t c = size_t(category);
   raise_to(peak_[c], now_[c] += bytes);
   raise_to(peak_total_, total_ += bytes);
+  if (on_change) on_change();
 }
 
 void MemoryAccount::reset_peaks() {

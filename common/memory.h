@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace lockstep {
@@ -34,6 +35,9 @@ class MemoryAccount {
   // Fresh memory is filled with bytes of 0xff (NaN in every floating type): tests use it to prove
   // that each kernel writes what it promises and reads nothing that nobody wrote.
   bool poison = false;
+
+  // Called after every change: how a timeline is drawn.
+  std::function<void()> on_change;
 
   void add(Category category, int64_t bytes);  // negative when memory goes back
 

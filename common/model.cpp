@@ -21,7 +21,7 @@ Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
                     c.attention_bias, c.residual_std());
   post_norm_ = gain(parts, prefix_ + "post_attention_layernorm.weight", c.hidden);
   feed_forward_ = parts.feed_forward(c, parts, prefix_ + "mlp.");
-  unit_ = {text("layer ", layer), groups(), {}};
+  unit_ = {Unit::Block, text("layer ", layer), groups(), {}};
   for (const Weights& group : feed_forward_->groups()) unit_.groups.push_back(group);
 }
 
@@ -48,7 +48,7 @@ Embedding::Embedding(const ModelConfig& c, const Parts& parts) {
       projection(parts, "model.", Along::Columns,
                  {{"embed_tokens", c.vocab, c.hidden, share(c.vocab, parts.tp)}}, false, c.init_std)
           .weights[0];
-  unit_ = {"embedding", groups(), {}};
+  unit_ = {Unit::Embedding, "embedding", groups(), {}};
 }
 
 Head::Head(const ModelConfig& c, const Parts& parts, Parameter* tied_table) {
@@ -59,7 +59,7 @@ Head::Head(const ModelConfig& c, const Parts& parts, Parameter* tied_table) {
         projection(parts, "", Along::Columns,
                    {{"lm_head", c.vocab, c.hidden, share(c.vocab, parts.tp)}}, false, c.init_std)
             .weights[0];
-  unit_ = {"head", groups(), {}};
+  unit_ = {Unit::Head, "head", groups(), {}};
   if (tied_table) unit_.borrowed.push_back(tied_table);
 }
 

@@ -7,6 +7,7 @@ namespace lockstep {
 // No dimension of a language model comes near a million. The bound keeps parameters(), a product of
 // three of them at most, within 64 bits, so that it cannot overflow on a hostile config.json.
 static constexpr int64_t kLargest = 1'000'000;
+static constexpr int64_t kMostParameters = 10'000'000'000'000;  // and their bytes, too
 
 static void require_size(int64_t value, const char* what) {
   require(value >= 1 && value <= kLargest, what, " is ", value, "; it must lie between 1 and ",
@@ -44,6 +45,8 @@ void ModelConfig::validate() const {
           init_std, "; it must lie between 0 and 10, usually 0.02");
   require(dropout >= 0 && dropout < 1, "the dropout probability is ", dropout,
           "; it must be at least 0 and less than 1");
+  require(parameters() <= kMostParameters, "a model of ", double(parameters()),
+          " parameters is larger than any: at most ", double(kMostParameters), " are taken");
 }
 
 int64_t ModelConfig::parameters() const {

@@ -24,12 +24,22 @@ void copy(void* to, Device, const void* from, Device, size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 void fill(void*, int, size_t) { no_gpu(); }
+int64_t used_bytes() { return 0; }
 void synchronize() {}
 
 Event::Event() = default;
 Event::~Event() = default;
 void Event::record() {}
 void Event::wait() {}
+
+TimedEvent::TimedEvent() = default;
+TimedEvent::~TimedEvent() = default;
+void TimedEvent::record() {}
+void TimedEvent::wait() {}
+double TimedEvent::seconds_since(const TimedEvent&) const { return 0; }
+
+void push_range(const char*) {}
+void pop_range() {}
 
 }  // namespace device
 

@@ -8,7 +8,9 @@
 #include <optional>
 #include <string>
 
+#include "common/command_line.h"
 #include "common/dtype.h"
+#include "common/flops.h"
 #include "common/memory.h"
 #include "common/model_config.h"
 #include "common/step_state.h"
@@ -29,17 +31,30 @@ struct Options {
   // accumulation (* dp); 0 asks for one micro-batch.
   std::string data;  // empty: the default corpus
   int64_t sequence = 128, micro_batch = 16, batch_tokens = 0;
-  int64_t steps = 600, epochs = 0;  // epochs > 0 sets steps
+  int64_t steps = 600, epochs = 0;  // epochs > 0: as many steps as they take (Feed::steps)
 
-  UpdateRule update;
+  UpdateRule update;  // its schedule gets warm-up and length from update_rule() (plan.h)
+  std::optional<int64_t> warmup;  // steps
   DType compute = DType::F32, gradients = DType::F32;
+  Recompute recompute = Recompute::None;
   Device device = Device::CPU;
+  std::string why_no_gpu;  // what keeps a CUDA build on the CPU, if anything
   uint64_t seed = 1;
 
   int64_t evaluate_every = 100, evaluation_batches = 16;
   int64_t sample = 200;      // tokens to generate at the end
   double temperature = 0.8;  // of the sample
   std::string log;           // one JSON line per step
+  std::string trace;         // file for a Chrome trace of three steps, empty: none
+  bool profile = false;      // say what those steps spent their time on
+
+  std::string checkpoint;        // directory, empty: nothing is saved
+  int64_t checkpoint_every = 0;  // steps, 0: only after the last one
+  int64_t keep = 2;              // newest checkpoints that stay
+  bool resume = false;
+  int64_t stop_after = 0;  // step, 0: the run's last one
+  std::string export_to;   // Hugging Face directory to write at the end
+
   bool dry_run = false;
 
   int64_t batch_sequences() const { return batch_tokens / sequence; }
@@ -57,8 +72,5 @@ ModelConfig preset(const std::string& name);
 // micro-batches per step, or a sentence with both numbers: the global batch must be a multiple of
 // what one forward takes.
 int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequence);
-
-// Runs a program: body's exceptions become one line on stderr and a non-zero exit status.
-int run_main(int argc, char** argv, const std::function<int(int, char**)>& body);
 
 }  // namespace lockstep

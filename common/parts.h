@@ -32,6 +32,7 @@ Shard cut_shard(Shape whole, int dim, Range range);
 // What recomputation, ZeRO-3 and the data-parallel buckets act on: the embedding, a block, the
 // head.
 struct Unit {
+  enum Kind : uint8_t { Embedding, Block, Head } kind;
   std::string name;
   std::vector<Weights> groups;  // its parameters in the order of first use; a group lies together
   Weights borrowed;             // used here, owned by another unit: the tied table, in the head

@@ -2,11 +2,12 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <set>
 
 #include "common/evaluate.h"
 #include "common/huggingface.h"
+#include "common/memory_model.h"
 
 namespace lockstep {
 
@@ -19,13 +20,6 @@ Corpus open_corpus(Options& o) {
   o.config.validate();
   corpus.check_vocabulary(o.config.vocab);
   return corpus;
-}
-
-ModelMemory model_memory(int64_t n, DType compute, DType gradients) {
-  DType master = sum_type(compute);
-  int64_t each = int64_t(size_of(master));
-  return {n * int64_t(size_of(compute)), n * int64_t(size_of(gradients)),
-          master == compute ? 0 : n * each, 2 * n * each};
 }
 
 void print_plan(const Options& o, const Corpus& corpus) {
@@ -43,25 +37,31 @@ void print_plan(const Options& o, const Corpus& corpus) {
   std::printf("batch   %lld tokens a step = %lld micro-batch%s x %lld sequences x %lld tokens\n",
               number(o.batch_tokens), number(accumulation), accumulation == 1 ? "" : "es",
               number(o.micro_batch), number(o.sequence));
-  std::printf("steps   %lld, learning rate %.1e after %lld warm-up steps, then a cosine to %.1e\n",
-              number(feed.steps()), o.update.schedule.peak, number(o.update.schedule.warmup),
-              o.update.schedule.peak * o.update.schedule.floor);
+  Schedule schedule = update_rule(o, feed.steps()).schedule;
+  std::string later = schedule.warmup < schedule.total
+                          ? text("then a cosine to ", schedule.peak * schedule.floor)
+                          : "which this run does not reach the end of";
+  std::printf("steps   %lld, learning rate %g after %lld warm-up steps, %s\n", number(feed.steps()),
+              schedule.peak, number(schedule.warmup), later.c_str());
   std::printf("data    %s\n", corpus.description().c_str());
   std::printf(
       "memory  weights %.1f MiB, gradients %.1f, master weights %.1f, moments %.1f; "
       "activations come on top\n",
       mebibytes(m.weights), mebibytes(m.gradients), mebibytes(m.master), mebibytes(m.moments));
-  std::string threads = text(omp_get_max_threads(), " threads");
+  std::string threads =
+      text(omp_get_max_threads(), omp_get_max_threads() == 1 ? " thread" : " threads");
   std::printf(
       "device  %s, %s\n",
       o.device == Device::CPU ? ("CPU, " + threads).c_str() : device::name(o.device).c_str(),
       o.compute == DType::BF16 ? "bf16 with fp32 master weights" : "fp32");
+  if (!o.why_no_gpu.empty()) std::printf("        %s: using the CPU\n", o.why_no_gpu.c_str());
   std::fflush(stdout);
 }
 
 UpdateRule update_rule(const Options& o, int64_t steps) {
   UpdateRule rule = o.update;
   rule.schedule.total = steps;
+  rule.schedule.warmup = o.warmup.value_or(std::min<int64_t>(50, steps / 5));
   return rule;
 }
 

@@ -20,14 +20,6 @@ void start_weights(const std::vector<Owned>& owned, const Options& options);
 // The options' rule, with the schedule ending at the last step.
 UpdateRule update_rule(const Options& options, int64_t steps);
 
-// Bytes that weights, gradients, masters and moments take, from the formula: N parameters at 4N +
-// 4N + 8N in fp32; at 2N + (2 or 4)N + 4N + 8N in bf16.
-struct ModelMemory {
-  int64_t weights, gradients, master, moments;
-  int64_t total() const { return weights + gradients + master + moments; }
-};
-ModelMemory model_memory(int64_t parameters, DType compute, DType gradients);
-
 void show_sample(Stage& model, const Corpus& corpus, const Options& options);
 
 }  // namespace lockstep

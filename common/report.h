@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "common/flops.h"
 #include "common/optim.h"
 #include "common/options.h"
 
@@ -15,12 +16,16 @@ namespace lockstep {
 class Report {
  public:
   Report(const Options& options, int64_t steps);
+  ~Report();
 
   // After each step was launched: step counts from 1, tokens are those of the global batch.
   void step(int64_t step, const Tensor& state, int64_t tokens);
   void validation(int64_t step, double loss);
-  // Waits for the last step and closes the bar.
+  // Waits for the last step that was launched and closes the bar. More steps may follow.
   void finish();
+  // The last lines: tokens/s, and how much of the device that is (flops.h).
+  void summary();
+  // Of training alone: the first step, evaluations and checkpoints are left out. 0 until known.
   double tokens_per_second() const;
 
  private:
@@ -28,17 +33,24 @@ class Report {
     int64_t step = 0, tokens = 0;
   };
   void known(const Launched& which, const StepState& state);
+  void settle();
+  std::string pace(const Launched& which) const;
+  std::string line(const Launched& which, const StepState& state) const;
   void draw(const Launched& which, const StepState& state);
   void clear_bar();
+  void write_log(const std::string& line);
 
-  int64_t steps_;
+  int64_t steps_, before_ = 0;  // of the run; done before this program, when it resumed one
   bool terminal_;
   std::ofstream log_;
-  std::string log_path_;
+  std::string log_path_, last_drawn_;
+  Efficiency efficiency_;
   LateState late_;
   Launched launched_;
-  std::chrono::steady_clock::time_point begin_, last_line_;
-  int64_t timed_tokens_ = 0;  // since the first step, which also warms up, has ended
+  std::chrono::steady_clock::time_point begin_, last_line_, last_known_;
+  int64_t timed_tokens_ = 0;  // in timed_seconds_
+  double timed_seconds_ = 0;
+  bool undisturbed_ = false;  // nothing but training since last_known_
   bool timing_ = false, bar_shown_ = false;
 };
 

@@ -1,5 +1,7 @@
 #include "common/safetensors.h"
 
+#include "common/files.h"
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -70,8 +72,7 @@ std::string SafetensorsFile::where(const std::string& name) const {
 }
 
 SafetensorsFile::SafetensorsFile(std::filesystem::path path) : path_(std::move(path)) {
-  std::ifstream in(path_, std::ios::binary);
-  require(bool(in) && std::filesystem::is_regular_file(path_), path_.string(), " cannot be read");
+  std::ifstream in = open_to_read(path_);
   const uint64_t file_bytes = std::filesystem::file_size(path_);
   require(file_bytes >= kLengthBytes, path_.string(), " has ", file_bytes,
           " bytes; a safetensors file starts with 8 bytes that say how long its header is");

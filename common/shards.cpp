@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "common/check.h"
+#include "common/files.h"
 #include "common/json.h"
 
 namespace lockstep {
@@ -15,8 +16,7 @@ static constexpr int32_t kMagic = 20240520, kVersion = 1;
 using Header = std::array<int32_t, 256>;
 
 std::vector<uint16_t> read_bin(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  require(bool(in) && std::filesystem::is_regular_file(path), path.string(), " cannot be read");
+  std::ifstream in = open_to_read(path);
   const int64_t actual = int64_t(std::filesystem::file_size(path));
   Header header{};
   constexpr int64_t kHeaderBytes = sizeof header;
@@ -54,6 +54,12 @@ void write_bin(const std::filesystem::path& path, const std::vector<int32_t>& to
   Header header{kMagic, kVersion, int32_t(tokens.size())};
   write_file(path, {{reinterpret_cast<const char*>(header.data()), sizeof header},
                     {reinterpret_cast<const char*>(narrow.data()), 2 * narrow.size()}});
+}
+
+bool looks_like_a_shard(const std::filesystem::path& path) {
+  int32_t magic = 0;
+  std::ifstream in = open_to_read(path);
+  return in.read(reinterpret_cast<char*>(&magic), sizeof magic) && magic == kMagic;
 }
 
 }  // namespace lockstep

@@ -18,4 +18,7 @@ std::vector<uint16_t> read_bin(const std::filesystem::path& path);
 void write_bin(const std::filesystem::path& path, const std::vector<int32_t>& tokens,
                int64_t vocab);
 
+// Does the file begin as a shard does? Somewhere, anything may be called .bin.
+bool looks_like_a_shard(const std::filesystem::path& path);
+
 }  // namespace lockstep

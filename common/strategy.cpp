@@ -17,7 +17,7 @@ static void allocate_group(const Weights& group, DType dtype, Device device, Cat
 void DataParallel::allocate() {
   for (Stage* stage : chunks_) {
     DType compute = stage->compute(), master = sum_type(compute);
-    DType gradients = compute == DType::F64 ? DType::F64 : options_.gradients;
+    DType gradients = compute == DType::F64 ? DType::F64 : settings_.gradients;
     for (Unit* unit : stage->units()) {
       for (const Weights& group : unit->groups) {
         allocate_group(group, compute, stage->device(), Category::Weights,

@@ -21,10 +21,11 @@ struct Owned {
 
 class DataParallel {
  public:
-  struct Options {
+  struct Settings {
     DType gradients = DType::F32;  // BF16 halves their memory and loses small addends
   };
-  DataParallel(std::vector<Stage*> chunks, Options options) : chunks_(chunks), options_(options) {}
+  DataParallel(std::vector<Stage*> chunks, Settings settings)
+      : chunks_(chunks), settings_(settings) {}
   virtual ~DataParallel() = default;
 
   // Gives every parameter its memory. Each group of neighbours becomes one tensor.
@@ -42,14 +43,14 @@ class DataParallel {
 
  protected:
   std::vector<Stage*> chunks_;
-  Options options_;
+  Settings settings_;
   std::vector<Owned> owned_;
 };
 
 // Fills masters and values: normal, one or zero as each parameter says. An element's value depends
 // on the seed, the parameter's name and the element's place in the whole parameter, on no layout.
 void initialise(const std::vector<Owned>&, uint64_t seed);
-// Copies `whole_local` [the parameter's local shape, F32, on the CPU] into what is owned of it.
+// Copies `local` [the parameter's local shape, F32, on the CPU] into what is owned of it.
 void assign(const Owned&, const Tensor& local);
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "common/check.h"
+#include "common/files.h"
 
 namespace lockstep {
 
@@ -68,6 +69,8 @@ static std::vector<fs::path> matches(const std::string& pattern) {
 std::vector<fs::path> list_files(const fs::path& what) {
   std::vector<fs::path> out;
   std::error_code missing;
+  require(fs::status(what, missing).type() != fs::file_type::none, what.string(),
+          " cannot be read: ", missing.message());
   if (fs::is_directory(what, missing)) {
     out = below(what);
     require(!out.empty(), what.string(), " is a directory without a single readable file");
@@ -96,8 +99,7 @@ std::vector<fs::path> without_target_specific(std::vector<fs::path> files,
 bool is_readable(const fs::path& path) { return bool(std::ifstream(path)); }
 
 std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  require(bool(in) && fs::is_regular_file(path), path.string(), " cannot be read");
+  std::ifstream in = open_to_read(path);
   std::string content(fs::file_size(path), '\0');
   in.read(content.data(), std::streamsize(content.size()));
   content.resize(size_t(in.gcount()));

@@ -143,6 +143,18 @@ TEST(Data, Pitfall114_NoValidationTokenIsInATrainingWindow) {
     }
 }
 
+TEST(Data, AStrayBinBesideATextIsNoShard) {
+  TemporaryFolder dir;
+  dir.write("a.txt", std::string(400, 'x'));
+  dir.write("photo.bin", std::string("\xff\xd8 no shard \0\0", 14));
+  CorpusOptions options;
+  options.data = dir.path();
+  options.length = 16;
+  Corpus corpus(options);
+  EXPECT_EQ(corpus.vocab(), 256);
+  EXPECT_EQ(corpus.skipped_files(), 1);
+}
+
 TEST(Data, Pitfall114_ShardsNamedValAreTheValidationSet) {
   TemporaryFolder folder;
   write_bin(folder / "fine_train_000001.bin", counting(0, 100), 50257);

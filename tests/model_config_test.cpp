@@ -46,8 +46,8 @@ TEST(ModelConfig, ParametersEqualsWhatHuggingFaceStores) {
   largest.layers = largest.hidden = largest.ffn = largest.vocab = 1'000'000;
   largest.heads = largest.kv_heads = 1'000, largest.head_dim = 1'000;
   largest.attention_bias = largest.mlp_bias = true;
-  EXPECT_NO_THROW(largest.validate());
   EXPECT_GT(largest.parameters(), int64_t(7e18));  // and not negative: nothing overflowed
+  EXPECT_THROW(largest.validate(), Error);         // their bytes would
 }
 
 }  // namespace

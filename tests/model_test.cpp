@@ -4,7 +4,7 @@
 
 #include "common/formulas.h"
 #include "common/options.h"
-#include "common/plan.h"
+#include "common/memory_model.h"
 #include "tests/rig.h"
 
 namespace lockstep {

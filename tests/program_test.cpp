@@ -1,6 +1,7 @@
 // The program as its user meets it: flags, files, refusals, and what it prints.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cstdio>
@@ -138,6 +139,44 @@ TEST(Program, RefusesWrongFlagsInOneSentence) {
   expect_refused("--hf /nowhere/at/all", {"/nowhere/at/all"});
   expect_refused("--grad-dtype bf16 --dtype fp32", {"bf16", "fp32"});
   if (!device::available()) expect_refused("--device cuda", {"cuda"});
+  expect_refused("--hf /tmp --model 135M", {"--hf", "--model"});
+}
+
+// Numbers that overflow, and numbers that are none.
+TEST(Program, RefusesNumbersBeyondAllReason) {
+  for (const char* flag : {"--steps", "--micro-batch", "--sequence", "--epochs", "--batch-tokens",
+                           "--evaluation-batches", "--layers", "--seed"}) {
+    expect_refused(std::string(flag) + " 9223372036854775808", {flag, "9223372036854775808"});
+    expect_refused(std::string(flag) + " -1", {flag, "-1"});
+    expect_refused(std::string(flag) + " ''", {flag, "''"});
+  }
+  expect_refused("--micro-batch 9223372036854775807", {"--micro-batch", "1000000"});
+  for (const char* flag :
+       {"--learning-rate", "--clip", "--weight-decay", "--temperature", "--floor"})
+    for (const char* value : {"nan", "inf", "1e300", "-1"})
+      expect_refused(std::string(flag) + " " + value, {flag, value});
+  expect_refused("--learning-rate 0", {"'0' is not a number above 0"});
+  expect_refused("--layers 10000 --hidden 1000000 --heads 1 --ffn 1000000", {"parameters"});
+}
+
+TEST(Program, APipeIsNoFileAndIsNotWaitedFor) {
+  TemporaryFolder dir;
+  std::string pipe = dir / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  expect_refused("--dry-run --data " + pipe, {pipe, "cannot be read"});
+}
+
+// A speed is a time divided by nothing at first: then it is not shown.
+TEST(Program, SpeedIsShownOnceItIsKnown) {
+  TemporaryFolder dir;
+  Output run = train(kSmall + ("--steps 4 --evaluate-every 0 --data " + text_file(dir, 4000)));
+  std::string first, last;
+  for (const std::string& line : run.lines()) {
+    if (line.rfind("step 1/", 0) == 0) first = line;
+    if (line.rfind("step 4/", 0) == 0) last = line;
+  }
+  EXPECT_EQ(first.find("tokens/s"), std::string::npos) << first;
+  EXPECT_NE(last.find("tokens/s"), std::string::npos) << last;
 }
 
 TEST(Program, RefusesALogThatCannotBeWritten) {
@@ -152,7 +191,8 @@ TEST(Program, RefusesALogThatCannotBeWritten) {
 TEST(Program, NonFiniteLossEndsTheRun) {
   TemporaryFolder dir;
   std::string data = text_file(dir, 4000);
-  Output run = train(kSmall + ("--steps 50 --learning-rate 1e30 --warmup 0 --data " + data));
+  Output run =
+      train(kSmall + ("--steps 50 --learning-rate 1000000 --clip 0 --warmup 0 --data " + data));
   EXPECT_EQ(run.status, 1);
   std::string last = run.lines().back();
   EXPECT_NE(last.find("error: step "), std::string::npos) << run.out;

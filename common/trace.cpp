@@ -1,0 +1,214 @@
+#include "common/trace.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "common/check.h"
+
+namespace lockstep {
+
+using Kind = TraceEvent::Kind;
+using Phase = TraceSchedule::Phase;
+
+Phase TraceSchedule::phase(int64_t step) const {
+  if (repeat > 0 && step >= repeat * steps()) return Phase::Done;
+  int64_t at = step % steps();
+  return at < wait ? Phase::Wait : at < wait + warmup ? Phase::Warmup : Phase::Active;
+}
+
+template <class Clock>
+static int64_t nanoseconds() {
+  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
+}
+
+Trace::Trace(Device device, TraceSchedule schedule, int rank)
+    : device_(device), schedule_(schedule), origin_(nanoseconds<std::chrono::steady_clock>()) {
+  require(
+      schedule.wait >= 0 && schedule.warmup >= 0 && schedule.active >= 1 && schedule.repeat >= 0,
+      "a trace cannot wait ", schedule.wait, ", warm up ", schedule.warmup, " and record ",
+      schedule.active, " steps, ", schedule.repeat, " times: use at least 0, 0, 1 and 0");
+  recording_.rank = rank;
+  recording_.wall_clock = nanoseconds<std::chrono::system_clock>();
+  enter(schedule_.phase(0));
+}
+
+int64_t Trace::now() const { return nanoseconds<std::chrono::steady_clock>() - origin_; }
+
+bool Trace::step() {
+  bool recorded = phase_ == Phase::Active;
+  int64_t window = window_;
+  if (recorded) add(window, "step", Kind::Step, step_begin_, now());
+  Phase next = schedule_.phase(++step_);
+  bool complete = recorded && (next != Phase::Active || step_ % schedule_.steps() == 0);
+  if (complete) {
+    window_ = kNothing;  // what follows is not part of any step
+    collect();
+  }
+  if (complete || next != phase_) enter(next);
+  step_begin_ = now();
+  return complete;
+}
+
+void Trace::enter(Phase phase) {
+  window_ = kNothing;
+  forget();
+  if (phase == Phase::Active && device_ == Device::CUDA) align_clocks();
+  phase_ = phase;
+  if (phase == Phase::Warmup || phase == Phase::Active) window_ = windows_++;
+  step_begin_ = now();
+}
+
+// Which host time belongs to a point in the stream? The stream is empty, so an event is passed
+// between the two looks at the clock; the try with the least time between them knows it best.
+void Trace::align_clocks() {
+  device::synchronize();
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int i = 0; i < 10; ++i) {
+    auto mark = std::make_unique<device::TimedEvent>();
+    int64_t before = now();
+    mark->record();
+    mark->wait();
+    int64_t after = now();
+    if (after - before >= least) continue;
+    least = after - before;
+    mark_ = std::move(mark);
+    mark_at_ = before + least / 2;
+  }
+}
+
+Trace::Buffer& Trace::buffer() {
+  std::lock_guard lock(mutex_);
+  for (auto& b : buffers_)
+    if (b->thread == std::this_thread::get_id()) return *b;
+  buffers_.push_back(std::make_unique<Buffer>());
+  Buffer& fresh = *buffers_.back();
+  fresh.thread = std::this_thread::get_id();
+  fresh.number = int(buffers_.size()) - 1;
+  return fresh;
+}
+
+Trace::EventPair* Trace::events() {
+  Buffer& b = buffer();
+  std::lock_guard lock(b.mutex);
+  if (b.pairs_used == b.pairs.size()) b.pairs.push_back(std::make_unique<EventPair>());
+  return b.pairs[b.pairs_used++].get();
+}
+
+// A sample only where the account has changed: most spans move no memory.
+static void sample(std::vector<MemorySample>& samples, int64_t at) {
+  MemorySample s{.at = at};
+  for (size_t c = 0; c < s.bytes.size(); ++c) s.bytes[c] = memory_account()->now(Category(c));
+  if (samples.empty() || samples.back().bytes != s.bytes) samples.push_back(s);
+}
+
+void Trace::add(int64_t window, const char* name, Kind kind, int64_t begin, int64_t end) {
+  Buffer& b = buffer();
+  std::lock_guard lock(b.mutex);
+  if (window == kNothing || window != window_) return;
+  b.events.push_back({name, kind, {TraceEvent::Lane::Thread, b.number}, begin, end, step_ + 1});
+  sample(b.memory, end);
+}
+
+void Trace::add_on_stream(int64_t window, const char* name, int64_t launched,
+                          const EventPair* pair) {
+  Buffer& b = buffer();
+  std::lock_guard lock(b.mutex);
+  if (window != kNothing && window == window_)
+    b.on_stream.push_back({name, launched, step_ + 1, pair});
+}
+
+void Trace::instant(const char* name) {
+  int64_t at = now();
+  add(window_, name, Kind::Instant, at, at);
+}
+
+void Trace::forget() {
+  std::lock_guard lock(mutex_);
+  for (auto& b : buffers_) {
+    std::lock_guard inner(b->mutex);
+    b->events.clear();
+    b->on_stream.clear();
+    b->memory.clear();
+    b->pairs_used = 0;
+  }
+}
+
+void Trace::collect() {
+  if (device_ == Device::CUDA) device::synchronize();
+  std::lock_guard lock(mutex_);
+  std::vector<TraceEvent>& events = recording_.events;
+  for (auto& b : buffers_) {
+    std::lock_guard inner(b->mutex);
+    events.insert(events.end(), b->events.begin(), b->events.end());
+    recording_.memory.insert(recording_.memory.end(), b->memory.begin(), b->memory.end());
+    for (const OnStream& work : b->on_stream) {
+      auto host_time = [&](const device::TimedEvent& e) {
+        return mark_at_ + int64_t(1e9 * e.seconds_since(*mark_));
+      };
+      int64_t end = host_time(work.pair->end), begin = host_time(work.pair->begin);
+      begin = std::min(std::max(begin, work.launched), end);
+      events.push_back(
+          {work.name, Kind::Kernel, {TraceEvent::Lane::Stream, b->number}, begin, end, work.step});
+    }
+  }
+  auto earlier = [](const TraceEvent& x, const TraceEvent& y) {
+    return x.begin != y.begin ? x.begin < y.begin : x.end > y.end;  // what encloses comes first
+  };
+  std::stable_sort(events.begin(), events.end(), earlier);
+  auto sooner = [](const MemorySample& x, const MemorySample& y) { return x.at < y.at; };
+  std::stable_sort(recording_.memory.begin(), recording_.memory.end(), sooner);
+}
+
+void Span::start(const char* name, Kind kind) {
+  name_ = name;
+  kind_ = kind;
+  open_ = true;
+  device::push_range(name);
+  window_ = trace_->window();
+  begin_ = trace_->now();
+}
+
+void Span::finish() {
+  open_ = false;
+  int64_t end = trace_->now();
+  device::pop_range();
+  trace_->add(window_, name_, kind_, begin_, end);
+}
+
+// The events stand outside of what is timed as the launch: recording them costs as much again.
+void DeviceSpan::start(const char* name, Device device) {
+  name_ = name;
+  window_ = trace_->window();
+  device::push_range(name);
+  if (device == Device::CUDA) {
+    pair_ = trace_->events();
+    pair_->begin.record();
+  }
+  begin_ = trace_->now();
+}
+
+void DeviceSpan::finish() {
+  int64_t end = trace_->now();
+  device::pop_range();
+  if (pair_) {
+    pair_->end.record();
+    trace_->add_on_stream(window_, name_, end, pair_);
+  }
+  trace_->add(window_, name_, pair_ ? Kind::Launch : Kind::Kernel, begin_, end);
+}
+
+static Trace*& bound() {
+  thread_local Trace* trace = nullptr;
+  return trace;
+}
+
+Trace* bound_trace() { return bound(); }
+
+TraceScope::TraceScope(Trace* trace) : before_(bound()) {
+  bound() = trace;
+  if (trace) kernels_.emplace();
+}
+TraceScope::~TraceScope() { bound() = before_; }
+
+}  // namespace lockstep
