@@ -174,8 +174,7 @@ void settle_device(Options& o, const Raw& raw) {
   bool gpu = raw.device != "cpu" && device::available();
   require(gpu || raw.device != "cuda", "--device cuda: ",
           device::why_not().empty() ? "this program was built without CUDA" : device::why_not());
-  if (!gpu && raw.device == "auto" && !device::why_not().empty())
-    std::cerr << device::why_not() << ": using the CPU\n";
+  if (!gpu && raw.device == "auto") o.why_no_gpu = device::why_not();
   o.device = gpu ? Device::CUDA : Device::CPU;
   std::string compute = raw.compute.empty() ? (gpu ? "bf16" : "fp32") : raw.compute;
   o.compute = compute == "bf16" ? DType::BF16 : DType::F32;

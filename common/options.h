@@ -34,6 +34,7 @@ struct Options {
   UpdateRule update;
   DType compute = DType::F32, gradients = DType::F32;
   Device device = Device::CPU;
+  std::string why_no_gpu;  // what keeps a CUDA build on the CPU, if anything
   uint64_t seed = 1;
 
   int64_t evaluate_every = 100, evaluation_batches = 16;

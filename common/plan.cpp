@@ -56,6 +56,7 @@ void print_plan(const Options& o, const Corpus& corpus) {
       "device  %s, %s\n",
       o.device == Device::CPU ? ("CPU, " + threads).c_str() : device::name(o.device).c_str(),
       o.compute == DType::BF16 ? "bf16 with fp32 master weights" : "fp32");
+  if (!o.why_no_gpu.empty()) std::printf("        %s: using the CPU\n", o.why_no_gpu.c_str());
   std::fflush(stdout);
 }
 
