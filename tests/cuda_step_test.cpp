@@ -63,17 +63,24 @@ TEST_P(CudaStep, NoHostSynchronisationInsideAStep) {
   check(cudaGraphDestroy(graph));
 }
 
+// Each tensor's gradient against the CPU's in fp32. In bf16 both devices round, and the GPU may be
+// no further off than the CPU is (both a few per cent on a model this small).
 TEST_P(CudaStep, GivesTheGradientsOfTheCpu) {
-  Rig gpu(settings(GetParam())), cpu(settings(DType::F32, Device::CPU));  // fp32: one rounding less
-  auto theirs = cpu.parallel.owned(), ours = gpu.parallel.owned();
-  for (size_t i = 0; i < ours.size(); ++i) assign(ours[i], theirs[i].master);
-  gpu.gradients({random_batch(8, 32, 20, 1, 7, Device::CUDA)});
+  Rig exact(settings(DType::F32, Device::CPU)), cpu(settings(GetParam(), Device::CPU));
+  Rig gpu(settings(GetParam()));
+  auto want = exact.parallel.owned(), theirs = cpu.parallel.owned(), ours = gpu.parallel.owned();
+  for (size_t i = 0; i < ours.size(); ++i) assign(ours[i], want[i].master);
+  exact.gradients({random_batch(8, 32, 20, 1, 7)});
   cpu.gradients({random_batch(8, 32, 20, 1, 7)});
-  double tolerance = GetParam() == DType::BF16 ? 2e-2 : 1e-5;
-  EXPECT_NEAR(gpu.state().loss, cpu.state().loss, tolerance);
-  for (size_t i = 0; i < ours.size(); ++i)
-    EXPECT_LE(relative_error(doubles(ours[i].grad), doubles(theirs[i].grad)), tolerance)
+  gpu.gradients({random_batch(8, 32, 20, 1, 7, Device::CUDA)});
+  EXPECT_NEAR(gpu.state().loss, exact.state().loss, GetParam() == DType::BF16 ? 2e-2 : 1e-5);
+  for (size_t i = 0; i < ours.size(); ++i) {
+    std::vector<double> reference = doubles(want[i].grad);
+    double error = relative_error(doubles(ours[i].grad), reference);
+    EXPECT_LE(error, 1.3 * relative_error(doubles(theirs[i].grad), reference) + 1e-5)
         << ours[i].parameter->name;
+    EXPECT_LE(error, GetParam() == DType::BF16 ? 4e-2 : 1e-5) << ours[i].parameter->name;
+  }
 }
 
 TEST_P(CudaStep, RepeatedRunsGiveTheSameBits) {
