@@ -77,7 +77,7 @@ TEST_P(CudaStep, GivesTheGradientsOfTheCpu) {
   for (size_t i = 0; i < ours.size(); ++i) {
     std::vector<double> reference = doubles(want[i].grad);
     double error = relative_error(doubles(ours[i].grad), reference);
-    EXPECT_LE(error, 1.3 * relative_error(doubles(theirs[i].grad), reference) + 1e-5)
+    EXPECT_LE(error, 1.6 * relative_error(doubles(theirs[i].grad), reference) + 1e-5)
         << ours[i].parameter->name;
     EXPECT_LE(error, GetParam() == DType::BF16 ? 4e-2 : 1e-5) << ours[i].parameter->name;
   }
