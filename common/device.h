@@ -33,7 +33,8 @@ class Event {
   Event();
   ~Event();
   void record();
-  void wait();
+  void wait();          // the host waits
+  void block_stream();  // the calling rank's stream waits, the host does not
 
  private:
   void* handle_ = nullptr;

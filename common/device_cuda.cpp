@@ -125,6 +125,9 @@ Event::~Event() {
 void Event::record() {
   if (handle_) check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream()));
 }
+void Event::block_stream() {
+  if (handle_) check(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(handle_)));
+}
 void Event::wait() {
   if (handle_) check(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)));
 }

@@ -30,6 +30,7 @@ Event::Event() = default;
 Event::~Event() = default;
 void Event::record() {}
 void Event::wait() {}
+void Event::block_stream() {}
 
 }  // namespace device
 
