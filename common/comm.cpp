@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <numeric>
+#include <sstream>
 
 #include "common/device.h"
 
@@ -37,10 +39,19 @@ struct Communicator::Call {
   int64_t payload = 0;  // bytes, as in ledger.h
   DType dtype = DType::U8;
   int root = -1;
+  ReduceOp op = ReduceOp::Sum;
   int64_t wire = -1;                           // -1: wire_bytes(payload)
+  int64_t agreed = -1;                         // bytes that all ranks must say; -1: the payload
   std::vector<int> sends = {}, receives = {};  // of an exchange: ranks of this group
-  bool same_everywhere = true;                 // sizes must be equal on all ranks
   std::vector<Tensor> inputs = {};             // that must not change before wait()
+
+  std::string words() const {
+    if (operation == Collective::Barrier) return name_of(operation);
+    int64_t size = (agreed >= 0 ? agreed : payload) / int64_t(size_of(dtype));
+    return text(name_of(operation), agreed >= 0 ? " with rows of " : " of ", size, " ",
+                name_of(dtype), root >= 0 ? text(", root ", root) : "",
+                op == ReduceOp::Max ? ", the maximum" : "");
+  }
 };
 
 Communicator::Communicator(int rank, int size, std::string name, std::vector<int> world_ranks,
@@ -93,50 +104,89 @@ Work Communicator::launch(const Call& call, const std::function<Pending()>& star
   for (int r : call.receives) entry.receives.push_back(world_ranks_[size_t(r)]);
   ledger_->write(std::move(entry));
 
-  std::string what = text(name_of(call.operation), " in \"", name_, "\"");
-  if (options_.check_calls && size_ > 1) {
-    std::string mine = text(name_of(call.operation), " of ", call.payload, " bytes of ",
-                            name_of(call.dtype), call.root >= 0 ? text(", root ", call.root) : "");
-    if (!call.same_everywhere) mine = name_of(call.operation);
-    std::vector<std::string> all = exchange_texts(mine);
-    for (int r = 0; r < size_; ++r)
-      require(all[size_t(r)] == all[0], "ranks of \"", name_,
-              "\" do not call the same: rank 0 calls ", all[0], ", rank ", r, " calls ",
-              all[size_t(r)]);
-  }
+  if (options_.check_calls && call.operation != Collective::Exchange) agree(call.words());
   Pending pending = start();
   if (options_.check_buffers && pending && !call.inputs.empty())
-    pending = std::make_unique<CheckedState>(std::move(pending), call.inputs, what);
+    pending = std::make_unique<CheckedState>(std::move(pending), call.inputs,
+                                             text(name_of(call.operation), " in \"", name_, "\""));
   return Work(std::move(pending));
 }
 
-static void expect_root(int root, int size) {
-  require(root >= 0 && root < size, "the root ", root, " is no rank of a group of ", size);
+// Debug: do all ranks mean the same? If not, all of them learn it.
+void Communicator::agree(const std::string& mine) {
+  if (size_ == 1) return;
+  std::vector<std::string> all = exchange_texts(mine);
+  for (int r = 0; r < size_; ++r)
+    require(all[size_t(r)] == all[0], "ranks of \"", name_,
+            "\" do not call the same: rank 0 calls ", all[0], ", rank ", r, " calls ",
+            all[size_t(r)]);
 }
 
-// whole must be n times shard.
-static void expect_parts(const Tensor& whole, const Tensor& shard, int n) {
+// Debug: what rank s sends to rank r must be what rank r expects from it.
+void Communicator::agree_on_rows(const std::vector<int64_t>& send_rows,
+                                 const std::vector<int64_t>& recv_rows) {
+  if (size_ == 1) return;
+  std::string mine;
+  for (const auto* rows : {&send_rows, &recv_rows})
+    for (int64_t n : *rows) mine += text(n, " ");
+  std::vector<std::vector<int64_t>> counts;  // [rank][to 0, 1, …, from 0, 1, …]
+  for (const std::string& theirs : exchange_texts(mine)) {
+    std::istringstream in(theirs);
+    counts.emplace_back(std::istream_iterator<int64_t>(in), std::istream_iterator<int64_t>());
+  }
+  for (int s = 0; s < size_; ++s)
+    for (int r = 0; r < size_; ++r) {
+      int64_t sent = counts[size_t(s)][size_t(r)], expected = counts[size_t(r)][size_t(size_ + s)];
+      require(sent == expected, "all_to_all in \"", name_, "\": rank ", s, " sends ", sent,
+              " rows to rank ", r, ", which expects ", expected);
+    }
+}
+
+static void expect_root(int root, int size) {
+  require(root >= 0 && root < size, "the root ", root, " is no rank of a group of ", size,
+          ": valid are 0 to ", size - 1);
+}
+
+static void expect_defined(const char* what, const Tensor& t) {
+  require(t.defined(), what, " of an undefined tensor");
+}
+
+static bool inside(const Tensor& part, const Tensor& whole) {
+  return part.raw() >= whole.raw() && part.raw() < whole.raw() + whole.bytes();
+}
+
+// whole must be n times shard; a shard inside of it must be the rank's own part.
+static void expect_parts(const Tensor& whole, const Tensor& shard, int n, int rank) {
+  require(whole.defined() && shard.defined(), "a whole or a shard is an undefined tensor");
+  require(whole.device() == shard.device(), "a whole and its shards must be on one device");
   require(whole.size() == shard.size() * n && whole.dtype() == shard.dtype(), "a whole of ",
           whole.size(), " ", name_of(whole.dtype()), " is not ", n, " shards of ", shard.size(),
           " ", name_of(shard.dtype()));
+  require(!inside(shard, whole) || shard.raw() == whole.raw() + rank * shard.bytes(),
+          "the shard of rank ", rank, " lies at another place in its whole than behind ", rank,
+          " shards");
 }
 
 Work Communicator::all_reduce(Tensor buffer, ReduceOp op) {
-  require(buffer.defined(), "all_reduce of an undefined tensor");
-  return launch({Collective::AllReduce, buffer.bytes(), buffer.dtype()},
+  expect_defined("all_reduce", buffer);
+  return launch({Collective::AllReduce, buffer.bytes(), buffer.dtype(), -1, op},
                 [&] { return size_ == 1 ? nullptr : do_all_reduce(buffer, op); });
 }
 
 Work Communicator::reduce(Tensor buffer, int root, ReduceOp op) {
   expect_root(root, size_);
-  return launch({Collective::Reduce, buffer.bytes(), buffer.dtype(), root},
-                [&] { return size_ == 1 ? nullptr : do_reduce(buffer, root, op); });
+  expect_defined("reduce", buffer);
+  Call call{Collective::Reduce, buffer.bytes(), buffer.dtype(), root, op};
+  if (rank_ != root) call.inputs = {buffer};
+  return launch(call, [&] { return size_ == 1 ? nullptr : do_reduce(buffer, root, op); });
 }
 
 Work Communicator::broadcast(Tensor buffer, int root) {
   expect_root(root, size_);
-  return launch({Collective::Broadcast, buffer.bytes(), buffer.dtype(), root},
-                [&] { return size_ == 1 ? nullptr : do_broadcast(buffer, root); });
+  expect_defined("broadcast", buffer);
+  Call call{Collective::Broadcast, buffer.bytes(), buffer.dtype(), root};
+  if (rank_ == root) call.inputs = {buffer};
+  return launch(call, [&] { return size_ == 1 ? nullptr : do_broadcast(buffer, root); });
 }
 
 // With one rank the shard is the whole: a copy, or nothing where they share memory.
@@ -145,7 +195,7 @@ static void copy_unless_same(const Tensor& to, const Tensor& from) {
 }
 
 Work Communicator::all_gather(const Tensor& shard, Tensor whole) {
-  expect_parts(whole, shard, size_);
+  expect_parts(whole, shard, size_, rank_);
   Call call{Collective::AllGather, whole.bytes(), whole.dtype()};
   call.inputs = {shard};
   return launch(call, [&]() -> Pending {
@@ -156,8 +206,10 @@ Work Communicator::all_gather(const Tensor& shard, Tensor whole) {
 }
 
 Work Communicator::reduce_scatter(const Tensor& whole, Tensor shard, ReduceOp op) {
-  expect_parts(whole, shard, size_);
-  return launch({Collective::ReduceScatter, whole.bytes(), whole.dtype()}, [&]() -> Pending {
+  expect_parts(whole, shard, size_, rank_);
+  Call call{Collective::ReduceScatter, whole.bytes(), whole.dtype(), -1, op};
+  if (!inside(shard, whole)) call.inputs = {whole};
+  return launch(call, [&]() -> Pending {
     if (size_ > 1) return do_reduce_scatter(whole, shard, op);
     copy_unless_same(shard, whole);
     return nullptr;
@@ -166,7 +218,8 @@ Work Communicator::reduce_scatter(const Tensor& whole, Tensor shard, ReduceOp op
 
 Work Communicator::gather(const Tensor& shard, Tensor whole, int root) {
   expect_root(root, size_);
-  if (rank_ == root) expect_parts(whole, shard, size_);
+  expect_defined("gather", shard);
+  if (rank_ == root) expect_parts(whole, shard, size_, rank_);
   Call call{Collective::Gather, shard.bytes() * size_, shard.dtype(), root};
   call.inputs = {shard};
   return launch(call, [&]() -> Pending {
@@ -178,13 +231,15 @@ Work Communicator::gather(const Tensor& shard, Tensor whole, int root) {
 
 Work Communicator::scatter(const Tensor& whole, Tensor shard, int root) {
   expect_root(root, size_);
-  if (rank_ == root) expect_parts(whole, shard, size_);
-  return launch({Collective::Scatter, shard.bytes() * size_, shard.dtype(), root},
-                [&]() -> Pending {
-                  if (size_ > 1) return do_scatter(whole, shard, root);
-                  copy_unless_same(shard, whole);
-                  return nullptr;
-                });
+  expect_defined("scatter", shard);
+  if (rank_ == root) expect_parts(whole, shard, size_, rank_);
+  Call call{Collective::Scatter, shard.bytes() * size_, shard.dtype(), root};
+  if (rank_ == root) call.inputs = {whole};
+  return launch(call, [&]() -> Pending {
+    if (size_ > 1) return do_scatter(whole, shard, root);
+    copy_unless_same(shard, whole);
+    return nullptr;
+  });
 }
 
 Work Communicator::all_to_all(const Tensor& send, const std::vector<int64_t>& send_rows,
@@ -198,12 +253,21 @@ Work Communicator::all_to_all(const Tensor& send, const std::vector<int64_t>& se
   require(sum(send_rows) == send.dim(0) && sum(recv_rows) == recv.dim(0),
           "the row counts add up to ", sum(send_rows), " and ", sum(recv_rows),
           ", the tensors have ", send.dim(0), " and ", recv.dim(0), " rows");
+  auto row_bytes = [](const Tensor& t) {
+    return elements(Shape(t.shape().begin() + 1, t.shape().end())) * int64_t(size_of(t.dtype()));
+  };
+  require(send.dtype() == recv.dtype() && row_bytes(send) == row_bytes(recv),
+          "an all_to_all from rows of ", row_bytes(send), " bytes of ", name_of(send.dtype()),
+          " to rows of ", row_bytes(recv), " bytes of ", name_of(recv.dtype()));
+  for (const auto* rows : {&send_rows, &recv_rows})
+    for (int64_t n : *rows) require(n >= 0, "an all_to_all of ", n, " rows");
+  require(!inside(send, recv) && !inside(recv, send), "an all_to_all cannot be done in place");
   Call call{Collective::AllToAll, send.bytes(), send.dtype()};
-  int64_t rows = send.dim(0);
-  call.wire = rows == 0 ? 0 : send.bytes() / rows * (rows - send_rows[size_t(rank_)]);
-  call.same_everywhere = false;
+  call.wire = row_bytes(send) * (send.dim(0) - send_rows[size_t(rank_)]);
+  call.agreed = row_bytes(send);
   call.inputs = {send};
   return launch(call, [&]() -> Pending {
+    if (options_.check_calls) agree_on_rows(send_rows, recv_rows);
     if (size_ > 1) return do_all_to_all(send, send_rows, recv, recv_rows);
     copy(recv, send);
     return nullptr;
@@ -213,11 +277,11 @@ Work Communicator::all_to_all(const Tensor& send, const std::vector<int64_t>& se
 Work Communicator::exchange(std::vector<P2P> messages) {
   Call call{Collective::Exchange};
   call.wire = 0;
-  call.same_everywhere = false;
   for (const P2P& m : messages) {
     require(m.peer >= 0 && m.peer < size_ && m.peer != rank_, "rank ", rank_,
             " cannot exchange with ", m.peer, " in a group of ", size_,
             ": a peer is another rank of the group");
+    expect_defined("exchange", m.buffer);
     bool sends = m.kind == P2P::Send;
     (sends ? call.sends : call.receives).push_back(m.peer);
     if (!sends) continue;
@@ -236,6 +300,8 @@ void Communicator::barrier() {
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key, const std::string& name) {
+  require(color >= 0, "a group cannot have the color ", color, ": 0 or more is valid");
+  if (options_.check_calls) agree("split");
   return do_split(color, key, name);
 }
 

@@ -32,7 +32,7 @@ struct P2P {
 
 // An operation under way. It owns the buffers: they live until it is done. It must be waited for;
 // dropping it unfinished would let the program go on with half a result, so that ends the program
-// (unless an exception is already on its way).
+// (unless an exception is already on its way). Its communicator lives at least as long.
 class Work {
  public:
   // What a backend knows about an operation under way.
@@ -56,8 +56,10 @@ class Work {
 class Communicator {
  public:
   struct Options {
-    double time_limit = 60;      // seconds that wait() gives the other ranks
-    bool check_calls = false;    // ranks first agree on operation and sizes; a launch then blocks
+    double time_limit = 60;  // seconds that wait() gives the other ranks
+    // Ranks first agree on operation and sizes (a launch then blocks). Not for exchange(): ranks
+    // that have no message in it need not call it.
+    bool check_calls = false;
     bool check_buffers = false;  // a buffer that changed between launch and wait() is found
   };
   virtual ~Communicator() = default;
@@ -71,7 +73,8 @@ class Communicator {
   Work all_reduce(Tensor buffer, ReduceOp op = ReduceOp::Sum);
   Work reduce(Tensor buffer, int root, ReduceOp op = ReduceOp::Sum);  // others' buffers stay
   Work broadcast(Tensor buffer, int root);
-  // whole.size() = size() * shard.size(). shard may be the rank's own part of whole.
+  // whole.size() = size() * shard.size(). In these four, shard may be the rank's own part of whole.
+  // reduce_scatter then leaves the other parts undefined.
   Work all_gather(const Tensor& shard, Tensor whole);
   Work reduce_scatter(const Tensor& whole, Tensor shard, ReduceOp op = ReduceOp::Sum);
   Work gather(const Tensor& shard, Tensor whole, int root);   // whole: undefined but on the root
@@ -85,7 +88,8 @@ class Communicator {
   Work exchange(std::vector<P2P> messages);
   void barrier();
 
-  // Ranks that say the same color form a group, ordered by key (then by rank). Collective.
+  // Ranks that say the same color (0 or more) form a group, ordered by key (then by rank).
+  // Collective.
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name);
 
   Ledger& ledger() { return *ledger_; }
@@ -117,6 +121,8 @@ class Communicator {
  private:
   struct Call;
   Work launch(const Call& call, const std::function<Pending()>& start);
+  void agree(const std::string& mine);
+  void agree_on_rows(const std::vector<int64_t>& send_rows, const std::vector<int64_t>& recv_rows);
 
   int rank_, size_;
   std::string name_;

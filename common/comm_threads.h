@@ -52,6 +52,7 @@ class ThreadCommunicator : public Communicator {
 
  private:
   friend class Meeting;
+  std::vector<std::string> meet(std::string_view what, const std::string& mine);
   std::shared_ptr<Hub> hub_;
   int64_t calls_ = 0;                     // collectives so far: the number of the next one
   std::vector<int64_t> sent_, received_;  // messages to and from each peer

@@ -39,6 +39,11 @@ bool available() { return found().count > 0 && found().why_not.empty(); }
 std::string why_not() { return found().why_not; }
 int count() { return found().count; }
 
+void use(int index) {
+  require(index >= 0 && index < count(), "there is no GPU ", index, ": this program sees ", count());
+  check(cudaSetDevice(index));
+}
+
 std::string name(Device device) {
   if (device == Device::CPU) return "CPU";
   int current = 0;

@@ -10,6 +10,12 @@
 
 namespace lockstep {
 
+std::string one_line(std::string sentence) {
+  for (char& c : sentence)
+    if (c == '\n') c = ' ';
+  return sentence;
+}
+
 ModelConfig preset(const std::string& name) {
   ModelConfig tiny{};
   if (name == "tiny") return tiny;
@@ -204,10 +210,7 @@ std::optional<Options> parse_options(int argc, char** argv, const std::string& w
     std::cout << app.help();
     return std::nullopt;
   } catch (const CLI::ParseError& e) {
-    std::string sentence = e.what();
-    for (char& c : sentence)
-      if (c == '\n') c = ' ';
-    fail(sentence + " (--help lists all flags)");
+    fail(one_line(e.what()) + " (--help lists all flags)");
   }
   settle_device(o, raw);
   settle_model(o, raw);

@@ -52,6 +52,8 @@ struct Options {
 std::optional<Options> parse_options(int argc, char** argv, const std::string& what_it_does,
                                      const std::function<void(CLI::App&)>& more = {});
 
+std::string one_line(std::string sentence);  // without line breaks
+
 // The model shapes that --model knows; throws for other names.
 ModelConfig preset(const std::string& name);
 

@@ -55,4 +55,11 @@ void reduce_in_rank_order(std::byte* to, std::span<const std::byte* const> parts
   fail("unknown element type");
 }
 
+void reduce_in_rank_order(const Tensor& to, const std::vector<Tensor>& parts, ReduceOp op) {
+  std::vector<const std::byte*> data;
+  for (const Tensor& t : parts) data.push_back(t.raw());
+  if (to.device() == Device::CUDA) return cuda::reduce_in_rank_order(to, data, op);
+  reduce_in_rank_order(to.raw(), data, to.size(), to.dtype(), op);
+}
+
 }  // namespace lockstep

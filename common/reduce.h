@@ -14,6 +14,9 @@ namespace lockstep {
 void reduce_in_rank_order(std::byte* to, std::span<const std::byte* const> parts, int64_t count,
                           DType t, ReduceOp op);
 
+// The same on the device where the tensors are.
+void reduce_in_rank_order(const Tensor& to, const std::vector<Tensor>& parts, ReduceOp op);
+
 namespace cuda {  // the same on a GPU, in the rank's stream: comm_threads_cuda.cu
 void reduce_in_rank_order(const Tensor& to, std::span<const std::byte* const> parts, ReduceOp op);
 }  // namespace cuda

@@ -1,0 +1,36 @@
+#pragma once
+// Small pictures for the programs that measure: bars and lines, written as SVG, which every browser
+// opens. Not a plotting library: two kinds of chart, one look.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::svg {
+
+// Stacked bars. values[bar][part]; a legend names the parts.
+struct Bars {
+  std::string title, unit;
+  std::vector<std::string> bars, parts;
+  std::vector<std::vector<double>> values;
+};
+std::string draw(const Bars& bars);
+
+// Lines, or areas stacked on each other. x is shared; values[line][i] belongs to x[i].
+struct Lines {
+  std::string title, x_label, unit;
+  std::vector<std::string> lines;
+  std::vector<double> x;
+  std::vector<std::vector<double>> values;
+  bool stacked = false;
+  struct Mark {
+    double x;
+    std::string text;
+  };
+  std::vector<Mark> marks;  // vertical lines with a word
+};
+std::string draw(const Lines& lines);
+
+void save(const std::filesystem::path& path, const std::string& picture);
+
+}  // namespace lockstep::svg
