@@ -18,6 +18,9 @@ bool available();
 std::string why_not();
 std::string name(Device device);  // e.g. "NVIDIA H200", "CPU"
 int count();
+// The GPU on which the calling thread works from now on, 0 to count() - 1. A process with a GPU of
+// its own calls it before anything else touches one; a helper thread begins on GPU 0.
+void use(int index);
 
 void* allocate(size_t bytes);  // stream-ordered, from a pool that never shrinks
 void deallocate(void* data);
@@ -34,7 +37,8 @@ class Event {
   Event();
   ~Event();
   void record();
-  void wait();
+  void wait();          // the host waits
+  void block_stream();  // the calling rank's stream waits, the host does not
 
  private:
   void* handle_ = nullptr;

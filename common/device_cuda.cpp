@@ -45,6 +45,11 @@ bool available() { return found().count > 0 && found().why_not.empty(); }
 std::string why_not() { return found().why_not; }
 int count() { return found().count; }
 
+void use(int index) {
+  require(index >= 0 && index < count(), "there is no GPU ", index, ": this program sees ", count());
+  check(cudaSetDevice(index));
+}
+
 std::string name(Device device) {
   if (device == Device::CPU) return "CPU";
   int current = 0;
@@ -142,6 +147,9 @@ Event::~Event() {
 }
 void Event::record() {
   if (handle_) check(cudaEventRecord(static_cast<cudaEvent_t>(handle_), stream()));
+}
+void Event::block_stream() {
+  if (handle_) check(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(handle_)));
 }
 void Event::wait() {
   Span span(recording_trace(), "wait for event", TraceEvent::Kind::Wait);

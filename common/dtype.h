@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-enum class DType : uint8_t { F64, F32, BF16, I64, I32, U16, U8 };
+enum class DType : uint8_t { F64, F32, BF16, F16, I64, I32, U16, U8 };
 
 struct bf16 {
   uint16_t bits = 0;
@@ -39,6 +39,15 @@ struct bf16 {
 #endif
 };
 
+// IEEE half precision: 5 exponent and 10 mantissa bits. Only messages carry it so far; conversions
+// are done in software, so that every compiler has them.
+struct fp16 {
+  uint16_t bits = 0;
+  fp16() = default;
+  fp16(float value);  // rounds to nearest, ties to even; beyond 65504: infinity
+  operator float() const;
+};
+
 inline size_t size_of(DType t) {
   switch (t) {
     case DType::F64:
@@ -46,6 +55,7 @@ inline size_t size_of(DType t) {
     case DType::F32:
     case DType::I32: return 4;
     case DType::BF16:
+    case DType::F16:
     case DType::U16: return 2;
     case DType::U8: return 1;
   }
@@ -57,6 +67,7 @@ inline const char* name_of(DType t) {
     case DType::F64: return "F64";
     case DType::F32: return "F32";
     case DType::BF16: return "BF16";
+    case DType::F16: return "F16";
     case DType::I64: return "I64";
     case DType::I32: return "I32";
     case DType::U16: return "U16";
@@ -73,6 +84,8 @@ template <>
 inline constexpr DType dtype_of<float> = DType::F32;
 template <>
 inline constexpr DType dtype_of<bf16> = DType::BF16;
+template <>
+inline constexpr DType dtype_of<fp16> = DType::F16;
 template <>
 inline constexpr DType dtype_of<int64_t> = DType::I64;
 template <>

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "common/ledger.h"
+
 namespace lockstep {
 
 // A GPT-style model: biases, two-gain LayerNorms, a feed-forward block of 4h, the head tied to the
@@ -50,5 +52,37 @@ inline double backward_flops(double tokens, double parameters) { return 4 * toke
 inline double sequence_flops(double length, double parameters, double layers, double h) {
   return 6 * length * parameters + 12 * layers * h * length * length;
 }
+
+// Algorithm bandwidth is what the caller sees: payload / seconds (of the whole, for operations on
+// shards). Bus bandwidth is what the busiest link carries, to compare with the hardware's, whatever
+// the number of ranks: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth". gather and scatter are not
+// in that page; the root's link carries all parts but its own.
+inline double bus_factor(Collective operation, int n) {
+  double others = double(n - 1) / n;
+  switch (operation) {
+    case Collective::AllReduce: return 2 * others;
+    case Collective::AllGather:
+    case Collective::ReduceScatter:
+    case Collective::AllToAll:
+    case Collective::Gather:
+    case Collective::Scatter: return others;
+    case Collective::Broadcast:
+    case Collective::Reduce:
+    case Collective::Exchange: return 1;
+    case Collective::Barrier: return 0;
+  }
+  return 0;
+}
+inline double algorithm_bandwidth(double payload_bytes, double seconds) {
+  return payload_bytes / seconds;
+}
+inline double bus_bandwidth(Collective operation, int n, double payload_bytes, double seconds) {
+  return algorithm_bandwidth(payload_bytes, seconds) * bus_factor(operation, n);
+}
+
+// Why anyone trains on many GPUs. The Playbook's picture of GPT-4: 25,000 GPUs for 90 days. If
+// scaling is perfect that is 25,000 * 90 / 365 = 6,164 years on one of them.
+inline double gpu_years(double gpus, double days) { return gpus * days / 365; }
+inline double days_on(double gpus, double years_on_one) { return years_on_one * 365 / gpus; }
 
 }  // namespace lockstep

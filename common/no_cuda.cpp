@@ -4,6 +4,7 @@
 
 #include "common/device.h"
 #include "common/kernels.h"
+#include "common/reduce.h"
 
 namespace lockstep {
 
@@ -16,6 +17,7 @@ std::string name(Device) { return "CPU"; }
 
 [[noreturn]] static void no_gpu() { fail("this program was built without CUDA: use --device cpu"); }
 
+void use(int) { no_gpu(); }
 void* allocate(size_t) { no_gpu(); }
 void deallocate(void*) {}
 void* allocate_pinned(size_t) { no_gpu(); }
@@ -31,6 +33,7 @@ Event::Event() = default;
 Event::~Event() = default;
 void Event::record() {}
 void Event::wait() {}
+void Event::block_stream() {}
 
 TimedEvent::TimedEvent() = default;
 TimedEvent::~TimedEvent() = default;
@@ -43,6 +46,9 @@ void pop_range() {}
 
 }  // namespace device
 
-void cuda::add_all(Kernels&) { fail("this program was built without CUDA: use --device cpu"); }
+void cuda::add_all(Kernels&) { device::no_gpu(); }
+void cuda::reduce_in_rank_order(const Tensor&, std::span<const std::byte* const>, ReduceOp) {
+  device::no_gpu();
+}
 
 }  // namespace lockstep

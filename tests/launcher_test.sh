@@ -35,7 +35,8 @@ stub() { # stub NAME 'what it does': a program in the faked PATH
 
 # A machine where everything is installed, with one chapter whose program is a stub.
 mkdir -p "$tmp/bin" "$tmp/root/01_first" "$tmp/root/build/01_first" "$tmp/elsewhere"
-cp "$source_root/lockstep" "$tmp/root/"
+sed "s|/proc/|$tmp/proc/|g" "$source_root/lockstep" >"$tmp/root/lockstep"
+chmod +x "$tmp/root/lockstep"
 ln -s "$tmp/root/lockstep" "$tmp/elsewhere/link"
 for tool in bash env sh dirname readlink true cat grep sed tail tee mkdir rm; do
   ln -s "$(type -P "$tool")" "$tmp/bin/$tool"
@@ -63,7 +64,7 @@ cp "$tmp/root/build/01_first/train" "$tmp/root/build/01_first/bench"
 
 launch "$tmp/root" ./lockstep --help
 expect "--help succeeds" status_is 0
-for word in train test 'run NN' build; do
+for word in train test 'run NN' mpirun build; do
   expect "--help names $word" says "^ *$word "
 done
 expect "--help lists the chapters" says '01_first'
@@ -92,6 +93,52 @@ launch "$tmp/root" ./lockstep run 01 nonsense
 expect "but not one that is not there" eval 'status_is 2 && says nonsense'
 launch "$tmp/root" ./lockstep test -R Name
 expect "test hands its flags to ctest" called '^ctest --preset release .*-R Name'
+
+# Ranks as processes: the mpirun line, with what Open MPI needs to be told on this machine.
+stub mpirun '[[ $1 != --version ]] || echo "mpirun (Open MPI) 4.1.4"'
+mkdir -p "$tmp/proc/self" "$tmp/proc/sys/kernel/yama"
+ptrace_is() { # ptrace_is SCOPE SECCOMP
+  echo "$1" >"$tmp/proc/sys/kernel/yama/ptrace_scope"
+  printf 'Name:\tx\nSeccomp:\t%s\n' "$2" >"$tmp/proc/self/status"
+}
+line_is() { says "^\\$ $1\$" && called "^$1\$"; }
+ptrace_is 0 0
+launch "$tmp/root" ./lockstep run 01 bench -n 2 --steps 3
+expect "Pitfall 128: as root, mpirun is told that this is meant; no core is bound (129)" line_is \
+  'mpirun -n 2 --allow-run-as-root --oversubscribe --bind-to none build/01_first/bench --steps 3'
+launch "$tmp/root" ./lockstep run 01 --steps 3 -n 4
+expect "-n may come later, and more ranks than cores share them" line_is \
+  'mpirun -n 4 --allow.* --mca mpi_yield_when_idle 1 build/01_first/train --steps 3'
+launch "$tmp/root" ./lockstep mpirun -n 2 some/program --flag
+expect "any program can be run so" line_is 'mpirun -n 2 --allow.* none some/program --flag'
+stub id 'echo 1000'
+launch "$tmp/root" ./lockstep run 01 -n 2
+expect "no user but root is said to be root" line_is \
+  'mpirun -n 2 --oversubscribe --bind-to none build/01_first/train'
+for restricted in '2 0' '0 2'; do
+  ptrace_is $restricted
+  launch "$tmp/root" ./lockstep run 01 -n 2
+  expect "where ptrace is restricted, nothing is read from another process" line_is \
+    'mpirun .* --mca btl_vader_single_copy_mechanism none build/01_first/train'
+done
+ptrace_is 1 0
+stub mpirun 'echo "HYDRA build details"'
+launch "$tmp/root" ./lockstep run 01 -n 2
+expect "another MPI gets none of Open MPI's options" line_is 'mpirun -n 2 build/01_first/train'
+stub other 'exit 3'
+mkdir "$tmp/other"
+mv "$tmp/bin/other" "$tmp/other/mpirun"
+echo "MPIEXEC_EXECUTABLE:FILEPATH=$tmp/other/mpiexec" >>"$tmp/root/build/CMakeCache.txt"
+launch "$tmp/root" ./lockstep run 01 -n 2
+expect "Pitfall 133: the mpirun is the one of the build's MPI" eval \
+  'says "^\\$ $tmp/other/mpirun -n 2 " && status_is 3'
+rm "$tmp/root/build/CMakeCache.txt" "$tmp/bin/mpirun"
+launch "$tmp/root" ./lockstep run 01 -n 3
+expect "without mpirun it says the way out" eval \
+  'status_is 1 && says "needs mpirun.*--ranks 3"'
+launch "$tmp/root" ./lockstep run 01 -n --steps
+expect "-n wants a number" eval 'status_is 2 && says "not .--steps."'
+stub id 'echo 0'
 
 install_all_but 'ninja-build|libcli11-dev'
 launch "$tmp/root" ./lockstep train

@@ -1,0 +1,39 @@
+#include "common/launch_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+namespace lockstep {
+
+void add_launch_flags(CLI::App& app, Launch& launch, std::string& device) {
+  auto number = [&](const char* name, auto& value, const char* what) {
+    return app.add_option(name, value, what)->capture_default_str();
+  };
+  whole(number("--ranks", launch.ranks, "ranks as threads of this process"), 1, 256);
+  word(number("--device", device, "cpu, or cuda: one GPU per process, or one for all threads"),
+       {"cpu", "cuda"});
+  real(number("--time-limit", launch.options.time_limit, "seconds that a rank waits for others"), 0,
+       1e6, true);
+  app.add_flag("--check-calls", launch.options.check_calls,
+               "ranks agree on operation and sizes before each call");
+  app.add_flag("--check-buffers", launch.options.check_buffers,
+               "find buffers that change while an operation is under way");
+}
+
+std::optional<Launch> parse_launch(int argc, char** argv, const std::string& what_it_does,
+                                   const std::function<void(CLI::App&)>& more) {
+  Launch launch;
+  std::string device = "cpu";
+  bool dry_run = false;
+  CLI::App app(what_it_does);
+  add_launch_flags(app, launch, device);
+  app.add_flag("--dry-run", dry_run, "check the flags and stop");
+  if (more) more(app);
+  if (!parse_flags(app, argc, argv)) return std::nullopt;
+  launch.device = choose_device(device);
+  if (!dry_run) return launch;
+  std::cout << launch.ranks << (launch.ranks == 1 ? " rank on " : " ranks on ") << device << "\n";
+  return std::nullopt;
+}
+
+}  // namespace lockstep
