@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as processes that mpirun started. Only comm_mpi.cpp and mpi_helper.* know MPI; a build
+// Ranks as processes that mpirun started. Only comm_mpi.cpp and mpi_* know MPI; a build
 // without it links no_mpi.cpp, in which there is no job to join, and every program runs as the only
 // rank of its world (or with ranks as threads).
 

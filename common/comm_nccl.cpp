@@ -144,6 +144,8 @@ std::unique_ptr<Communicator> make_nccl_world(
   // Kernels of several groups that ran in another order here than there could wait for each other
   // for ever. NCCL (2.26 and later) keeps them in the order of their launches if it is asked to.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  // What a graph captures it would share between processes, which pool memory cannot be.
+  setenv("NCCL_GRAPH_REGISTER", "0", 0);
   ncclUniqueId id{};
   if (rank == 0) check(ncclGetUniqueId(&id));
   broadcast_from_rank_0(&id, sizeof(id));
