@@ -4,6 +4,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <cstdlib>
 #include <cstring>
 
 #include "common/device.h"
@@ -18,6 +19,9 @@ struct Found {
 };
 
 static Found look() {
+  // Kernels are loaded now and not on first use: loading one waits for the whole device, on which a
+  // collective may be waiting for another rank. Read once, by the first CUDA call of the process.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   Found found;
   cudaError_t status = cudaGetDeviceCount(&found.count);
   if (status != cudaSuccess || found.count == 0) {

@@ -110,7 +110,7 @@ struct Team {
 }  // namespace
 
 static void be_rank(int rank, std::shared_ptr<Hub> hub, Team& team, Communicator::Options options,
-                    int ranks, const std::function<void(Communicator&)>& body) {
+                    int ranks, Device device, const std::function<void(Communicator&)>& body) {
   auto ledger = std::make_shared<Ledger>();
   try {
     std::vector<int> everyone;
@@ -118,6 +118,8 @@ static void be_rank(int rank, std::shared_ptr<Hub> hub, Team& team, Communicator
     ThreadCommunicator world(hub, rank, "world", everyone, ledger, options);
     ThisRank here(world);
     body(world);
+    // What the rank's stream still does must be done before its memory goes to other threads.
+    if (device == Device::CUDA) device::synchronize();
     world.barrier();  // a rank that hangs after its last message is missed here
   } catch (...) {
     std::lock_guard lock(team.mutex);
@@ -162,7 +164,7 @@ void run_threads(int ranks, Device device, Communicator::Options options,
       memory_account() = std::make_shared<MemoryAccount>();
       memory_account()->poison = poison;
       omp_set_num_threads(threads_each);
-      be_rank(r, hub, team, options, ranks, body);
+      be_rank(r, hub, team, options, ranks, device, body);
     });
   await_team(team);
   for (std::thread& t : threads) t.join();
