@@ -95,7 +95,7 @@ class Demo {
         return part;
       });
     });
-    // row j of rank i holds [i + 1, 2 (i + 1)] to the power j + 1: rank j gets the sum of all rows j
+    // row j of rank i holds [i + 1, 2 (i + 1)] to the power j + 1: rank j gets the sum of rows j
     operation("reduce_scatter", "each rank gets its part of the sum", [&] {
       Tensor all = tensor(powers()), part = room(2);
       return change(all, [&] {

@@ -50,7 +50,8 @@ std::string why_not() { return found().why_not; }
 int count() { return found().count; }
 
 void use(int index) {
-  require(index >= 0 && index < count(), "there is no GPU ", index, ": this program sees ", count());
+  require(index >= 0 && index < count(), "there is no GPU ", index, ": this program sees ",
+          count());
   check(cudaSetDevice(index));
 }
 
