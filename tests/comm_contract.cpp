@@ -198,9 +198,10 @@ Complaints check_values(Communicator& world, Device device) {
 Complaints check_contract(Communicator& world, const Contract& contract) {
   Complaints all;
   Device device = contract.device;
-  for (auto check : {c1_broadcast, c2_reduce, c3_all_reduce, c4_gather, c5_scatter,
-                     c6_reduce_scatter, c10_all_to_all_twice, check_values, check_groups,
-                     check_many_in_flight, check_ledger, check_misuse, check_lag})
+  for (auto check :
+       {c1_broadcast, c2_reduce, c3_all_reduce, c4_gather, c5_scatter, c6_reduce_scatter,
+        c10_all_to_all_twice, check_values, check_groups, check_many_in_flight, check_ledger,
+        check_misuse, check_buffers_are_free, check_lag})
     append(all, check(world, device));
   append(all, c9_all_reduce_is_reduce_scatter_and_all_gather(world, contract));
   append(all, check_repeats(world, contract));

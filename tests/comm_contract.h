@@ -38,10 +38,11 @@ Complaints check_values(Communicator& world, Device device);  // operations × t
 Complaints check_groups(Communicator& world, Device device);
 Complaints check_many_in_flight(Communicator& world, Device device);
 Complaints check_repeats(Communicator& world, Contract contract);       // the same bits every time
-Complaints check_rank_order(Communicator& world, Device device);        // the bits of reduce.h
+Complaints check_rank_order(Communicator& world, Device device);        // bit for bit
 Complaints check_sixteen_bit_sums(Communicator& world, Device device);  // fp32, rounded once
 Complaints check_ledger(Communicator& world, Device device);
 Complaints check_misuse(Communicator& world, Device device);
+Complaints check_buffers_are_free(Communicator& world, Device device);
 Complaints check_lag(Communicator& world, Device device);
 
 // These need a world with the option check_calls, and one with check_buffers.
