@@ -1,7 +1,7 @@
 // The communicator of ranks that are processes. Every operation is a few stages of messages for the
-// engine (mpi_engine.h). Nothing here calls one of MPI's collectives or its MPI_SUM: sums
-// add in rank order, so that their bits equal those of ranks that are threads, and MPI knows
-// neither bf16 nor fp16. What lives on a GPU is copied to the host and back.
+// engine (mpi_engine.h). Nothing here calls one of MPI's collectives or its MPI_SUM: sums add in
+// rank order, so that their bits equal those of ranks that are threads, and MPI knows neither bf16
+// nor fp16. What lives on a GPU is copied to the host and back.
 
 #include "common/comm_mpi.h"
 
@@ -116,13 +116,13 @@ Communicator::Pending MpiCommunicator::launch(std::string name, int tag, std::ve
   return std::make_unique<MpiWork>(engine_, operation, options().time_limit, std::move(results));
 }
 
-// A collective. Stages of different operations are under way together, so each has its own tag:
-// two per operation, below the 32767 that every MPI must allow; tag 0 is exchange()'s.
+// A collective. Later ones may overtake it between their stages, so each has a tag of its own, up
+// to the 32767 that every MPI must allow; tag 0 is exchange()'s.
 Communicator::Pending MpiCommunicator::start(std::string_view what, std::vector<Stage> stages,
                                              std::vector<Staged> results) {
   int64_t number = calls_++;
-  return launch(text(what, " (number ", number, " in \"", name(), "\")"),
-                1 + int(number % 16383) * 2, std::move(stages), std::move(results));
+  return launch(text(what, " (number ", number, " in \"", name(), "\")"), 1 + int(number % 32767),
+                std::move(stages), std::move(results));
 }
 
 // Part r of size() parts that differ by one element at most.

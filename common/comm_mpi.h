@@ -18,9 +18,10 @@ class MpiJob {
 
   // What this process shares with others of the job.
   struct Host {
-    int first = 0;  // the lowest rank here: the host's number
-    int ranks = 1;  // of the job on this host
-    int cores = 1;  // for each of them, if it takes its share
+    int first = 0;         // the lowest rank here: the host's number
+    int ranks = 1;         // of the job on this host
+    int cores = 1;         // for each of them, if it takes its share
+    bool crowded = false;  // ranks are more than cores
   };
   virtual const Host& host() const = 0;
 

@@ -36,7 +36,7 @@ std::string Operation::missing() const {
   return text(absent.size() == 1 ? "rank " : "ranks ", list);
 }
 
-MpiEngine::MpiEngine(int rank) : rank_(rank) {
+MpiEngine::MpiEngine(int rank, bool crowded) : rank_(rank), patience_(crowded ? 0 : 100) {
   std::signal(SIGTERM, on_sigterm);
   helper_ = std::thread([this, account = memory_account()] {
     memory_account() = account;
@@ -72,7 +72,7 @@ bool MpiEngine::call(double seconds, const std::function<void()>& f) {
   return lock.owns_lock();
 }
 
-// How long to pause after looking `idle` times in vain. Ranks may be more than cores.
+// How long to pause after looking `idle` times in vain.
 static microseconds pause_after(int idle) { return microseconds(std::min(50 + idle / 4, 500)); }
 
 void MpiEngine::wait(Operation& operation, double seconds) {
@@ -88,7 +88,7 @@ void MpiEngine::wait(Operation& operation, double seconds) {
     }
     if (idle >= 1000) {
       std::this_thread::sleep_for(pause_after(idle - 1000));
-    } else if (idle > 0) {
+    } else if (idle > patience_) {
       std::this_thread::yield();
     }
   }
@@ -98,23 +98,23 @@ void MpiEngine::wait(Operation& operation, double seconds) {
   require(operation.error.empty(), operation.error);
 }
 
-// The helper's life.
+// The helper's life. Waking up costs its rank more than a small message takes, so that it looks
+// only now and then whether it is needed.
 void MpiEngine::help() {
-  for (int idle = 0; !stop_;) {
+  constexpr std::chrono::milliseconds kNap(1);
+  for (int idle = 0, unneeded = 0; !stop_;) {
     if (asked_to_end || (under_way_ > 0 && waiting_ == 0)) {
-      std::lock_guard lock(mpi_);
+      std::unique_lock lock(mpi_);
       idle = drive() ? 0 : idle + 1;
-    } else {
-      ++idle;
-    }
-    if (under_way_ == 0 && idle > 100) {
-      // It wakes up now and then for asked_to_end, which can notify nobody.
+      unneeded = 0;
+      lock.unlock();
+      if (idle > 0) std::this_thread::sleep_for(pause_after(idle));
+    } else if (++unneeded < 10) {
+      std::this_thread::sleep_for(kNap);
+    } else {  // until it is called, or may have missed asked_to_end, which can notify nobody
       std::unique_lock lock(launched_mutex_);
-      wake_up_.wait_for(lock, std::chrono::milliseconds(100),
-                        [&] { return stop_ || under_way_ > 0; });
-      idle = 0;
-    } else if (idle > 0) {
-      std::this_thread::sleep_for(pause_after(idle));
+      wake_up_.wait_for(lock, 100 * kNap, [&] { return stop_ || under_way_ > 0; });
+      unneeded = 0;
     }
   }
 }
@@ -147,7 +147,6 @@ bool MpiEngine::drive() {
 // Receives first, so that what arrives has a place to go to.
 void MpiEngine::post(Operation& op) {
   const Stage& stage = op.stages[op.stage];
-  int tag = op.tag + int(op.stage);
   op.requests.clear();
   op.pieces.clear();
   auto cut = [&](const Message& m, bool sends) {
@@ -157,8 +156,8 @@ void MpiEngine::post(Operation& op) {
       std::byte* data = n > 0 ? m.data.raw() + at : nullptr;
       MPI_Request& request = op.requests.emplace_back(MPI_REQUEST_NULL);
       op.pieces.push_back({m.peer, n, sends, true});
-      check_mpi(sends ? MPI_Isend(data, n, MPI_BYTE, m.peer, tag, op.comm, &request)
-                      : MPI_Irecv(data, n, MPI_BYTE, m.peer, tag, op.comm, &request));
+      check_mpi(sends ? MPI_Isend(data, n, MPI_BYTE, m.peer, op.tag, op.comm, &request)
+                      : MPI_Irecv(data, n, MPI_BYTE, m.peer, op.tag, op.comm, &request));
     }
   };
   for (const Message& m : stage.receives) cut(m, false);

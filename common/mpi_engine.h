@@ -7,9 +7,10 @@
 //     order 1       sum 0 ▶ ranks 1, 2          sum 1 ◀ rank 1, 2 ◀ rank 2
 //
 // MPI moves messages only while somebody calls it, and so do stages. A rank that waits does that
-// itself. While it computes, a helper thread does it, every 50 µs or less often if nothing moves:
-// that is what makes communication go on behind computation. Both hold a lock, so that MPI sees one
-// caller at a time (MPI_THREAD_SERIALIZED). The helper sleeps when nothing is under way.
+// itself. While it computes, a helper thread does it, some thousand times a second or less often if
+// nothing moves: that is what makes communication go on behind computation. Both hold a lock, so
+// that MPI sees one caller at a time (MPI_THREAD_SERIALIZED). The helper sleeps when nothing is
+// under way.
 
 #include <mpi.h>
 
@@ -43,7 +44,7 @@ struct Operation {
   std::string name;              // e.g.: all_reduce (number 3 in "world")
   std::vector<int> world_ranks;  // of the group's members: what an error calls them
   MPI_Comm comm;
-  int tag;        // of stage 0; stage i has tag + i
+  int tag;
   int64_t piece;  // bytes of the largest message
   std::vector<Stage> stages;
 
@@ -64,7 +65,7 @@ struct Operation {
 
 class MpiEngine {
  public:
-  explicit MpiEngine(int rank);
+  MpiEngine(int rank, bool crowded);  // crowded: ranks are more than cores
   ~MpiEngine();
 
   void start(std::shared_ptr<Operation> operation);
@@ -83,6 +84,7 @@ class MpiEngine {
   [[noreturn]] void say_goodbye();
 
   const int rank_;
+  const int patience_;    // how often wait() looks before it offers its core to others
   std::timed_mutex mpi_;  // who holds it may call MPI, and owns these:
   // MPI may still write into the buffers of operations that failed.
   std::vector<std::shared_ptr<Operation>> active_, failed_;

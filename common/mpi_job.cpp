@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
 #include <optional>
 
 #include "common/comm_mpi.h"
@@ -26,6 +25,7 @@ static MpiJob::Host look_at_host(int rank) {
   sched_getaffinity(0, sizeof mine, &mine);
   check_mpi(MPI_Allreduce(&mine, &any, int(sizeof mine), MPI_BYTE, MPI_BOR, neighbours));
   host.cores = std::min(CPU_COUNT(&mine), std::max(1, CPU_COUNT(&any) / host.ranks));
+  host.crowded = CPU_COUNT(&any) < host.ranks;
   check_mpi(MPI_Comm_free(&neighbours));
   return host;
 }
@@ -41,7 +41,7 @@ class RealMpiJob : public MpiJob {
     check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_));
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_));
     host_ = look_at_host(rank_);
-    engine_.emplace(rank_);  // from here on, MPI is called in turns
+    engine_.emplace(rank_, host_.crowded);  // from here on, MPI is called in turns
   }
   ~RealMpiJob() override {
     engine_.reset();

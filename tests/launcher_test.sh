@@ -7,6 +7,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 calls=$tmp/calls
 failures=0
+unset LOCKSTEP_PROGRAMS LOCKSTEP_NO_INSTALL
 
 expect() { # expect "what should be true" command...
   if ! "${@:2}"; then
