@@ -115,7 +115,7 @@ Work Communicator::launch(const Call& call, const std::function<Pending()>& star
 // Debug: do all ranks mean the same? If not, all of them learn it.
 void Communicator::agree(const std::string& mine) {
   if (size_ == 1) return;
-  std::vector<std::string> all = exchange_texts(mine);
+  std::vector<std::string> all = exchange_texts("a check of calls", mine);
   for (int r = 0; r < size_; ++r)
     require(all[size_t(r)] == all[0], "ranks of \"", name_,
             "\" do not call the same: rank 0 calls ", all[0], ", rank ", r, " calls ",
@@ -130,7 +130,7 @@ void Communicator::agree_on_rows(const std::vector<int64_t>& send_rows,
   for (const auto* rows : {&send_rows, &recv_rows})
     for (int64_t n : *rows) mine += text(n, " ");
   std::vector<std::vector<int64_t>> counts;  // [rank][to 0, 1, …, from 0, 1, …]
-  for (const std::string& theirs : exchange_texts(mine)) {
+  for (const std::string& theirs : exchange_texts("a check of calls", mine)) {
     std::istringstream in(theirs);
     counts.emplace_back(std::istream_iterator<int64_t>(in), std::istream_iterator<int64_t>());
   }
@@ -302,7 +302,25 @@ void Communicator::barrier() {
 std::unique_ptr<Communicator> Communicator::split(int color, int key, const std::string& name) {
   require(color >= 0, "a group cannot have the color ", color, ": 0 or more is valid");
   if (options_.check_calls) agree("split");
-  return do_split(color, key, name);
+  return do_split(members_of(color, key), name);
+}
+
+Communicator::Members Communicator::members_of(int color, int key) {
+  std::vector<std::string> all = exchange_texts("split", text(color, " ", key));
+  std::vector<std::pair<int, int>> found;  // key, rank
+  for (int r = 0; r < size_; ++r) {
+    std::istringstream words(all[size_t(r)]);
+    int their_color, their_key;
+    words >> their_color >> their_key;
+    if (their_color == color) found.emplace_back(their_key, r);
+  }
+  std::sort(found.begin(), found.end());
+  Members members{color, 0, {}};
+  for (auto [_, r] : found) {
+    if (r == rank_) members.mine = int(members.world_ranks.size());
+    members.world_ranks.push_back(world_ranks_[size_t(r)]);
+  }
+  return members;
 }
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/ledger.h"
@@ -110,9 +111,16 @@ class Communicator {
                                 const Tensor& recv, const std::vector<int64_t>& recv_rows) = 0;
   virtual Pending do_exchange(const std::vector<P2P>& messages) = 0;
   virtual void do_barrier() = 0;
-  virtual std::unique_ptr<Communicator> do_split(int color, int key, const std::string& name) = 0;
-  // All ranks' texts, in rank order: how check_calls compares what ranks are about to do. Blocks.
-  virtual std::vector<std::string> exchange_texts(const std::string& mine) = 0;
+  // One group of a split, as all its members know it.
+  struct Members {
+    int color = 0, mine = 0;       // this rank's number in the group
+    std::vector<int> world_ranks;  // of all, in the group's order
+  };
+  virtual std::unique_ptr<Communicator> do_split(const Members&, const std::string& name) = 0;
+  // All ranks' texts, in rank order: how ranks agree on a split, and check_calls on what they are
+  // about to do. Blocks; `what` is for the error if a rank never comes.
+  virtual std::vector<std::string> exchange_texts(std::string_view what,
+                                                  const std::string& mine) = 0;
 
   const Options& options() const { return options_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }  // of this group's members
@@ -122,6 +130,7 @@ class Communicator {
   struct Call;
   Work launch(const Call& call, const std::function<Pending()>& start);
   void agree(const std::string& mine);
+  Members members_of(int color, int key);
   void agree_on_rows(const std::vector<int64_t>& send_rows, const std::vector<int64_t>& recv_rows);
 
   int rank_, size_;

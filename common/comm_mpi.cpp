@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 
 #include "common/device.h"
 #include "common/mpi_engine.h"
@@ -43,13 +42,12 @@ class MpiCommunicator : public Communicator {
                         const Tensor& recv, const std::vector<int64_t>& recv_rows) override;
   Pending do_exchange(const std::vector<P2P>& messages) override;
   void do_barrier() override;
-  std::unique_ptr<Communicator> do_split(int color, int key, const std::string& name) override;
-  std::vector<std::string> exchange_texts(const std::string& mine) override;
+  std::unique_ptr<Communicator> do_split(const Members&, const std::string& name) override;
+  std::vector<std::string> exchange_texts(std::string_view what, const std::string& mine) override;
 
  private:
   Pending start(std::string_view what, std::vector<Stage> stages, std::vector<Staged> results = {});
   Pending launch(std::string name, int tag, std::vector<Stage> stages, std::vector<Staged> results);
-  std::vector<std::string> gather_texts(std::string_view what, const std::string& mine);
   Tensor chunk(const Tensor& whole, int r) const;
   Stage sum_my_chunk(const Tensor& whole, const Tensor& to, ReduceOp op) const;
   Stage give_to_all(const Tensor& mine, const Tensor& whole) const;
@@ -277,8 +275,8 @@ void MpiCommunicator::do_barrier() {
 }
 
 // First how long the texts are, then the texts.
-std::vector<std::string> MpiCommunicator::gather_texts(std::string_view what,
-                                                       const std::string& mine) {
+std::vector<std::string> MpiCommunicator::exchange_texts(std::string_view what,
+                                                         const std::string& mine) {
   Tensor lengths = host_memory({size()}, DType::I64), my_length = chunk(lengths, rank());
   *my_length.data<int64_t>() = int64_t(mine.size());
   start(what, {give_to_all(my_length, lengths)})->wait();
@@ -301,38 +299,19 @@ std::vector<std::string> MpiCommunicator::gather_texts(std::string_view what,
   return all;
 }
 
-std::vector<std::string> MpiCommunicator::exchange_texts(const std::string& mine) {
-  return gather_texts("a check of calls", mine);
-}
-
-std::unique_ptr<Communicator> MpiCommunicator::do_split(int color, int key,
+std::unique_ptr<Communicator> MpiCommunicator::do_split(const Members& members,
                                                         const std::string& group) {
-  // MPI_Comm_split blocks, so that no stage moves on meanwhile. That is safe after this exchange:
-  // every rank is on its way into it.
-  std::vector<std::string> all = gather_texts("split", text(color, " ", key));
-  std::vector<std::pair<int, int>> members;  // key, rank
-  for (int r = 0; r < size(); ++r) {
-    std::istringstream words(all[size_t(r)]);
-    int their_color, their_key;
-    words >> their_color >> their_key;
-    if (their_color == color) members.emplace_back(their_key, r);
-  }
-  std::sort(members.begin(), members.end());
-  std::vector<int> ranks;
-  int mine = 0;
-  for (size_t i = 0; i < members.size(); ++i) {
-    if (members[i].second == rank()) mine = int(i);
-    ranks.push_back(world_ranks()[size_t(members[i].second)]);
-  }
+  // MPI_Comm_split blocks, so that no stage moves on meanwhile. That is safe now that all ranks
+  // have said who they are: every one is on its way into it.
   // Never freed: MPI_Comm_free may wait for the other ranks, which destroy theirs when they like.
   MPI_Comm made = MPI_COMM_NULL;
   bool had_its_turn = engine_.call(options().time_limit, [&] {
-    check_mpi(MPI_Comm_split(comm_, color, mine, &made));
+    check_mpi(MPI_Comm_split(comm_, members.color, members.mine, &made));
     check_mpi(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN));
   });
   require(had_its_turn, "waited ", options().time_limit, " s to split \"", name(), "\"");
-  return std::make_unique<MpiCommunicator>(engine_, made, piece_, mine, group, ranks,
-                                           shared_ledger(), options());
+  return std::make_unique<MpiCommunicator>(engine_, made, piece_, members.mine, group,
+                                           members.world_ranks, shared_ledger(), options());
 }
 
 std::unique_ptr<Communicator> make_mpi_world(MpiEngine& engine, MPI_Comm comm, int64_t piece,

@@ -1,9 +1,7 @@
 #include "common/comm_nccl.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <exception>
-#include <sstream>
 
 #include "common/comm_nccl_watch.h"
 #include "common/device.h"
@@ -73,8 +71,8 @@ class NcclCommunicator : public Communicator {
                         const Tensor& recv, const std::vector<int64_t>& recv_rows) override;
   Pending do_exchange(const std::vector<P2P>& messages) override;
   void do_barrier() override;
-  std::unique_ptr<Communicator> do_split(int color, int key, const std::string& name) override;
-  std::vector<std::string> exchange_texts(const std::string& mine) override;
+  std::unique_ptr<Communicator> do_split(const Members&, const std::string& name) override;
+  std::vector<std::string> exchange_texts(std::string_view what, const std::string& mine) override;
 
  private:
   void end() noexcept;
@@ -86,7 +84,6 @@ class NcclCommunicator : public Communicator {
   void send(const Tensor& t, int to);
   void receive(const Tensor& t, int from);
   void copy_own(const Tensor& to, const Tensor& from);
-  std::vector<int> members(int color, int key);  // ranks of this group that say the same color
 
   std::shared_ptr<NcclWatch> watch_;
   std::shared_ptr<NcclWatch::Group> group_;
@@ -159,34 +156,17 @@ std::unique_ptr<Communicator> make_nccl_world(
                                             group);
 }
 
-std::vector<int> NcclCommunicator::members(int color, int key) {
-  std::vector<std::pair<int, int>> found;  // key, rank
-  std::vector<std::string> all = exchange_texts(text(color, " ", key));
-  for (int r = 0; r < size(); ++r) {
-    std::istringstream words(all[size_t(r)]);
-    int their_color, their_key;
-    words >> their_color >> their_key;
-    if (their_color == color) found.emplace_back(their_key, r);
-  }
-  std::sort(found.begin(), found.end());
-  std::vector<int> ranks;
-  for (auto [_, r] : found) ranks.push_back(r);
-  return ranks;
-}
-
-std::unique_ptr<Communicator> NcclCommunicator::do_split(int color, int key,
+std::unique_ptr<Communicator> NcclCommunicator::do_split(const Members& members,
                                                          const std::string& name) {
-  // NCCL may hang when a group is split that has operations under way. This one waits for all.
-  std::vector<int> ranks = members(color, key), in_world;
-  for (int r : ranks) in_world.push_back(world_ranks()[size_t(r)]);
-  int mine = int(std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin());
-  auto group =
-      start(*watch_, in_world[size_t(mine)], name, options().time_limit, [&](ncclComm_t* comm) {
-        std::lock_guard in_nccl(group_->in_nccl);
-        check(ncclCommSplit(comm_, color, key, comm, nullptr));
-      });
-  return std::make_unique<NcclCommunicator>(mine, name, in_world, shared_ledger(), options(),
-                                            watch_, group);
+  // NCCL may hang when a group is split that has operations under way. Ranks have just agreed on
+  // the split, and in doing so waited for all of them.
+  auto group = start(*watch_, members.world_ranks[size_t(members.mine)], name, options().time_limit,
+                     [&](ncclComm_t* comm) {
+                       std::lock_guard in_nccl(group_->in_nccl);
+                       check(ncclCommSplit(comm_, members.color, members.mine, comm, nullptr));
+                     });
+  return std::make_unique<NcclCommunicator>(members.mine, name, members.world_ranks,
+                                            shared_ledger(), options(), watch_, group);
 }
 
 // ---- Operations ----
@@ -333,7 +313,8 @@ void NcclCommunicator::do_barrier() {
 }
 
 // As one all_gather of slots as long as the longest text.
-std::vector<std::string> NcclCommunicator::exchange_texts(const std::string& mine) {
+std::vector<std::string> NcclCommunicator::exchange_texts(std::string_view,
+                                                          const std::string& mine) {
   Tensor longest =
       Tensor::from<int64_t>({int64_t(mine.size())}, {1}, Device::CUDA, Category::Buffers);
   do_all_reduce(longest, ReduceOp::Max)->wait();

@@ -1,7 +1,6 @@
 #include "common/comm_threads.h"
 
 #include <algorithm>
-#include <sstream>
 #include <thread>
 
 #include "common/comm_threads_hub.h"
@@ -148,11 +147,8 @@ Communicator::Pending ThreadCommunicator::do_exchange(const std::vector<P2P>& me
 
 void ThreadCommunicator::do_barrier() { Meeting(*this, {"barrier"}, {}, {}).wait(); }
 
-std::vector<std::string> ThreadCommunicator::exchange_texts(const std::string& mine) {
-  return meet("a check of calls", mine);
-}
-
-std::vector<std::string> ThreadCommunicator::meet(std::string_view what, const std::string& mine) {
+std::vector<std::string> ThreadCommunicator::exchange_texts(std::string_view what,
+                                                            const std::string& mine) {
   std::vector<std::string> all;
   Part part;
   part.words = mine;
@@ -163,34 +159,19 @@ std::vector<std::string> ThreadCommunicator::meet(std::string_view what, const s
   return all;
 }
 
-std::unique_ptr<Communicator> ThreadCommunicator::do_split(int color, int key,
+std::unique_ptr<Communicator> ThreadCommunicator::do_split(const Members& members,
                                                            const std::string& group) {
-  int64_t number = calls_;
-  std::vector<std::string> all = meet("split", text(color, " ", key));
-  std::vector<std::pair<int, int>> members;  // key, rank
-  for (int r = 0; r < size(); ++r) {
-    std::istringstream words(all[size_t(r)]);
-    int their_color, their_key;
-    words >> their_color >> their_key;
-    if (their_color == color) members.emplace_back(their_key, r);
-  }
-  std::sort(members.begin(), members.end());
-  std::vector<int> ranks;
-  int mine = 0;
-  for (size_t i = 0; i < members.size(); ++i) {
-    if (members[i].second == rank()) mine = int(i);
-    ranks.push_back(world_ranks()[size_t(members[i].second)]);
-  }
+  std::pair<int64_t, int> which{splits_++, members.color};
   std::shared_ptr<Hub> child;
   {
     std::lock_guard lock(hub_->mutex);
-    Hub::Child& entry = hub_->children[{number, color}];
-    if (!entry.hub) entry.hub = make_hub(int(members.size()), hub_->failure);
+    Hub::Child& entry = hub_->children[which];
+    if (!entry.hub) entry.hub = make_hub(int(members.world_ranks.size()), hub_->failure);
     child = entry.hub;
-    if (++entry.found == child->size) hub_->children.erase({number, color});
+    if (++entry.found == child->size) hub_->children.erase(which);
   }
-  return std::make_unique<ThreadCommunicator>(child, mine, group, ranks, shared_ledger(),
-                                              options());
+  return std::make_unique<ThreadCommunicator>(child, members.mine, group, members.world_ranks,
+                                              shared_ledger(), options());
 }
 
 }  // namespace lockstep

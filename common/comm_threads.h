@@ -47,14 +47,14 @@ class ThreadCommunicator : public Communicator {
                         const Tensor& recv, const std::vector<int64_t>& recv_rows) override;
   Pending do_exchange(const std::vector<P2P>& messages) override;
   void do_barrier() override;
-  std::unique_ptr<Communicator> do_split(int color, int key, const std::string& name) override;
-  std::vector<std::string> exchange_texts(const std::string& mine) override;
+  std::unique_ptr<Communicator> do_split(const Members&, const std::string& name) override;
+  std::vector<std::string> exchange_texts(std::string_view what, const std::string& mine) override;
 
  private:
   friend class Meeting;
-  std::vector<std::string> meet(std::string_view what, const std::string& mine);
   std::shared_ptr<Hub> hub_;
-  int64_t calls_ = 0;                     // collectives so far: the number of the next one
+  int64_t calls_ = 0;  // collectives so far: the number of the next one
+  int64_t splits_ = 0;
   std::vector<int64_t> sent_, received_;  // messages to and from each peer
 };
 

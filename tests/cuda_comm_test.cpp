@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, CudaThreads,
                          ::testing::ValuesIn(where_there_is_a_gpu<int>({1, 2, 4, 8})),
                          [](const auto& info) { return text(info.param, "_ranks"); });
 
-TEST_P(CudaThreads, KeepTheContract) {
+TEST_P(CudaThreads, C12_KeepsTheContractOfAllBackends) {
   run([](Communicator& world) { expect_none(check_contract(world, {.device = Device::CUDA})); });
 }
 

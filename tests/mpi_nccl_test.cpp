@@ -71,7 +71,7 @@ class Nccl : public ::testing::Test {
   static inline std::unique_ptr<Communicator> world_;
 };
 
-TEST_F(Nccl, KeepsTheContract) {
+TEST_F(Nccl, C12_KeepsTheContractOfAllBackends) {
   expect_none(check_contract(world(), {.device = Device::CUDA, .rank_order = false}));
 }
 

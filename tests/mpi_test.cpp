@@ -65,7 +65,7 @@ void expect_the_bits_of_threads(Communicator& world) {
     }
 }
 
-TEST(Mpi, KeepsTheContract) { expect_none(check_contract(*fresh_world(), {})); }
+TEST(Mpi, C12_KeepsTheContractOfAllBackends) { expect_none(check_contract(*fresh_world(), {})); }
 
 TEST(Mpi, RanksAgreeBeforeEachCall) {
   expect_none(check_agreement(*fresh_world({.time_limit = 20, .check_calls = true}), Device::CPU));

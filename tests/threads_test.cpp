@@ -38,7 +38,7 @@ void holds(int ranks, const std::function<Complaints(Communicator&)>& check,
 class Threads : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Threads, ::testing::Values(1, 2, 3, 4, 5, 8));
 
-TEST_P(Threads, KeepTheContract) {
+TEST_P(Threads, C12_KeepsTheContractOfAllBackends) {
   holds(GetParam(), [](Communicator& world) { return check_contract(world, {}); });
 }
 TEST_P(Threads, Pitfall126_DifferentSizesOrCallsAreNamed) {
