@@ -109,7 +109,7 @@ static void measure(const Options& o, const Corpus& corpus, std::vector<Row>& ro
     account.reset_peaks();
     timeline.mark(text("step ", step + 1, ": forward"));
     StepBatch batch = feed.step(step);
-    parallel.zero_grad();
+    parallel.begin_step(int64_t(batch.micro_batches.size()));
     optimizer.begin_step(batch.valid);
     Tape tape;
     const MicroBatch& micro_batch = batch.micro_batches[0];

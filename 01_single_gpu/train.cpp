@@ -50,7 +50,7 @@ static void train(const Options& options, const Corpus& corpus) {
     Span part(trace.get(), "data", Span::Kind::Data);  // the name of what follows, in a trace
     StepBatch batch = feed.step(step - 1);
     part.next("begin");
-    parallel.zero_grad();
+    parallel.begin_step(int64_t(batch.micro_batches.size()));
     optimizer.begin_step(batch.valid);
     for (const MicroBatch& micro_batch : batch.micro_batches) {
       part.next("forward");

@@ -98,10 +98,12 @@ struct Kernels {
   // state: one StepState as U8. begin_step: a new step with valid [1] I64 targets; its loss is 0 so
   // far, and scale [1] = 1 / valid (0 if there are none).
   void (*begin_step)(const Tensor& state, const Tensor& scale, const Tensor& valid);
-  // add_loss: state.loss += loss[0]. begin_update: step_state.h, with
-  // the squared norm = sum of `squares` [n] F64.
+  // add_loss: state.loss += loss[0]. local_sums: sums [2] F64 = state.loss and the sum of `squares`
+  // [n] F64, what ranks then add up. begin_update: step_state.h, with the loss and the squared norm
+  // in sums.
   void (*add_loss)(const Tensor& state, const Tensor& loss);
-  void (*begin_update)(const Tensor& state, const Tensor& squares, const UpdateRule&);
+  void (*local_sums)(const Tensor& sums, const Tensor& state, const Tensor& squares);
+  void (*begin_update)(const Tensor& state, const Tensor& sums, const UpdateRule&);
   // AdamW on n elements. value is the compute-type copy of master (or the same memory).
   void (*adamw)(const Tensor& value, const Tensor& master, const Tensor& m, const Tensor& v,
                 const Tensor& grad, const Tensor& state, const UpdateRule&, bool decay);

@@ -176,10 +176,16 @@ static void add_step_loss(const Tensor& state, const Tensor& loss) {
   });
 }
 
-static void begin_step_update(const Tensor& state, const Tensor& squares, const UpdateRule& rule) {
+static void local_sums(const Tensor& sums, const Tensor& state, const Tensor& squares) {
   double norm_squared = 0;
   for (int64_t i = 0; i < squares.size(); ++i) norm_squared += squares.data<double>()[i];
-  begin_update(state_of(state), norm_squared, rule);
+  sums.data<double>()[0] = state_of(state).loss;
+  sums.data<double>()[1] = norm_squared;
+}
+
+static void begin_step_update(const Tensor& state, const Tensor& sums, const UpdateRule& rule) {
+  state_of(state).loss = sums.data<double>()[0];
+  begin_update(state_of(state), sums.data<double>()[1], rule);
 }
 
 static void adamw(const Tensor& value, const Tensor& master, const Tensor& m, const Tensor& v,
@@ -204,6 +210,7 @@ void add_optimizer(Kernels& k) {
   k.sum_squares = sum_squares;
   k.begin_step = begin_step;
   k.add_loss = add_step_loss;
+  k.local_sums = local_sums;
   k.begin_update = begin_step_update;
   k.adamw = adamw;
 }

@@ -74,16 +74,29 @@ static void add_step_loss(const Tensor& state, const Tensor& loss) {
   launch(add_loss_kernel, {1, 1, 1}, state_of(state), as<float>(loss));
 }
 
-__global__ void begin_update_kernel(StepState* state, const double* squares, int64_t n,
-                                    UpdateRule rule) {
+__global__ void local_sums_kernel(double* sums, const StepState* state, const double* squares,
+                                  int64_t n) {
   double norm_squared = total(squares, n);
-  if (threadIdx.x == 0) begin_update(*state, norm_squared, rule);
+  if (threadIdx.x > 0) return;
+  sums[0] = state->loss;
+  sums[1] = norm_squared;
 }
 
-static void begin_step_update(const Tensor& state, const Tensor& squares, const UpdateRule& rule) {
+static void local_sums(const Tensor& sums, const Tensor& state, const Tensor& squares) {
+  expect("sums", sums, 2, DType::F64);
   expect("squares", squares, squares.size(), DType::F64);
-  launch(begin_update_kernel, {1, 1, 256}, state_of(state), as<double>(squares), squares.size(),
-         rule);
+  launch(local_sums_kernel, {1, 1, 256}, as<double>(sums), state_of(state), as<double>(squares),
+         squares.size());
+}
+
+__global__ void begin_update_kernel(StepState* state, const double* sums, UpdateRule rule) {
+  state->loss = sums[0];
+  begin_update(*state, sums[1], rule);
+}
+
+static void begin_step_update(const Tensor& state, const Tensor& sums, const UpdateRule& rule) {
+  expect("sums", sums, 2, DType::F64);
+  launch(begin_update_kernel, {1, 1, 1}, state_of(state), as<double>(sums), rule);
 }
 
 // Moves 30 bytes for each element (bf16 weights, fp32 gradients), which is all of its time.
@@ -135,6 +148,7 @@ void add_optimizer(Kernels& k) {
   k.sum_squares = sum_squares;
   k.begin_step = begin_step;
   k.add_loss = add_step_loss;
+  k.local_sums = local_sums;
   k.begin_update = begin_step_update;
   k.adamw = adamw;
 }

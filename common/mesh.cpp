@@ -121,21 +121,20 @@ ProcessMesh::ProcessMesh(Communicator& world, MeshShape shape, int64_t kv_heads)
     : world_(world), shape_(shape) {
   shape.validate(world.size());
   here_ = coordinates(shape, world.rank());
+  std::map<std::vector<std::vector<int>>, std::shared_ptr<Communicator>> made;
   for (Group kind : kGroups) {
     if (kind == Group::World) continue;
-    int copies = kind == Group::KvCopies ? kv_copies(shape, kv_heads) : 1;
-    int color = leader(shape, kind, copies, world.rank());
-    groups_[kind] = world.split(color, world.rank(), name_of(kind));
+    std::shared_ptr<Communicator>& group = made[groups(shape, kind, kv_heads)];
+    if (!group) {
+      int copies = kind == Group::KvCopies ? kv_copies(shape, kv_heads) : 1;
+      group = world.split(leader(shape, kind, copies, world.rank()), world.rank(), name_of(kind));
+    }
+    groups_[kind] = group;
   }
 }
 
 Communicator& ProcessMesh::group(Group kind) {
   return kind == Group::World ? world_ : *groups_.at(kind);
-}
-
-Range part_of(int64_t count, int parts, int index) {
-  int64_t each = count / parts, larger = count % parts;
-  return {index * each + std::min<int64_t>(index, larger), each + (index < larger)};
 }
 
 // A table whose columns are as wide as their longest word.
@@ -170,7 +169,7 @@ static std::string words(const Range& r) {
 // Key/value heads of one TP rank: a part of them, or one that other ranks hold too.
 static Range kv_part(const MeshShape& s, int64_t kv_heads, int tp) {
   int copies = kv_copies(s, kv_heads);
-  return copies > 1 ? Range{tp / copies, 1} : part_of(kv_heads, s.tp, tp);
+  return copies > 1 ? Range{tp / copies, 1} : share(kv_heads, {tp, s.tp});
 }
 
 std::string describe(const MeshShape& s, const Holdings& whole) {
@@ -188,11 +187,11 @@ std::string describe(const MeshShape& s, const Holdings& whole) {
     Coordinates at = coordinates(s, r);
     std::vector<std::string> line = {text(r), text(at.dp), text(at.pp), text(at.cp), text(at.tp)};
     if (s.ep > 1) line.push_back(text(expert_index(s, at)));
-    if (whole.layers) line.push_back(words(part_of(whole.layers, s.pp, at.pp)));
-    if (whole.heads) line.push_back(words(part_of(whole.heads, s.tp, at.tp)));
+    if (whole.layers) line.push_back(words(share(whole.layers, {at.pp, s.pp})));
+    if (whole.heads) line.push_back(words(share(whole.heads, {at.tp, s.tp})));
     if (whole.kv_heads) line.push_back(words(kv_part(s, whole.kv_heads, at.tp)));
-    if (whole.experts) line.push_back(words(part_of(whole.experts, s.ep, expert_index(s, at))));
-    if (whole.sequences) line.push_back(words(part_of(whole.sequences, s.dp, at.dp)));
+    if (whole.experts) line.push_back(words(share(whole.experts, {expert_index(s, at), s.ep})));
+    if (whole.sequences) line.push_back(words(share(whole.sequences, {at.dp, s.dp})));
     if (s.cp > 1) line.push_back(text("1/", s.cp));
     table.add(std::move(line));
   }

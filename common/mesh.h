@@ -88,14 +88,9 @@ class ProcessMesh {
   Communicator& world_;
   MeshShape shape_;
   Coordinates here_;
-  std::map<Group, std::unique_ptr<Communicator>> groups_;
+  // Kinds whose groups have the same ranks (DP and Data without CP, say) share a communicator.
+  std::map<Group, std::shared_ptr<Communicator>> groups_;
 };
-
-// The part `index` of `parts` that 0 … count-1 are cut into, the larger parts first.
-struct Range {
-  int64_t first = 0, count = 0;
-};
-Range part_of(int64_t count, int parts, int index);
 
 // What is dealt out among the ranks. 0: not part of the table.
 struct Holdings {

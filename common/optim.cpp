@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-AdamW::AdamW(std::vector<Owned> owned, UpdateRule rule, Device device)
-    : owned_(std::move(owned)), rule_(rule) {
+AdamW::AdamW(std::vector<Owned> owned, UpdateRule rule, Device device, Communicator* world)
+    : owned_(std::move(owned)), rule_(rule), world_(world) {
   for (const Owned& o : owned_) {
     DType type = o.master.dtype();
     moments_.push_back({Tensor::zeros(o.master.shape(), type, device, Category::Moments),
@@ -18,21 +18,25 @@ AdamW::AdamW(std::vector<Owned> owned, UpdateRule rule, Device device)
   DType sums = owned_.empty() ? DType::F32 : owned_[0].master.dtype();
   scale_ = Tensor::zeros({1}, sums, device, Category::Buffers);
   squares_ = Tensor::zeros({int64_t(owned_.size())}, DType::F64, device, Category::Buffers);
+  sums_ = Tensor::zeros({2}, DType::F64, device, Category::Buffers);
 }
 
 void AdamW::begin_step(const Tensor& valid) { on(state_).begin_step(state_, scale_, valid); }
 
 void AdamW::add_loss(const Tensor& loss) { on(state_).add_loss(state_, loss); }
 
-void AdamW::step() {
+void AdamW::step(const std::function<void(size_t)>& updated) {
   Kernels& k = on(state_);
   for (size_t i = 0; i < owned_.size(); ++i)
     if (owned_[i].counted) k.sum_squares(squares_.flat(int64_t(i), 1), owned_[i].grad);
-  k.begin_update(state_, squares_, rule_);
+  k.local_sums(sums_, state_, squares_);
+  if (world_) world_->all_reduce(sums_).wait();
+  k.begin_update(state_, sums_, rule_);
   for (size_t i = 0; i < owned_.size(); ++i) {
     const Owned& o = owned_[i];
     k.adamw(o.value, o.master, moments_[i].m, moments_[i].v, o.grad, state_, rule_,
             o.parameter->decays());
+    if (updated) updated(i);
   }
 }
 

@@ -3,7 +3,9 @@
 // a step's numbers stay on the device (step_state.h); the host reads them one step late.
 
 #include <array>
+#include <functional>
 
+#include "common/comm.h"
 #include "common/device.h"
 #include "common/strategy.h"
 
@@ -29,14 +31,19 @@ class LateState {
 
 class AdamW {
  public:
-  AdamW(std::vector<Owned> owned, UpdateRule rule, Device device);
+  // world: all ranks of the job, which must agree on loss and norm; null: this is the only one.
+  AdamW(std::vector<Owned> owned, UpdateRule rule, Device device, Communicator* world = nullptr);
 
-  // Before the first micro-batch. valid [1] I64: targets of the global batch that are not ignored.
+  // Before the first micro-batch. valid [1] I64: targets of the global batch that are not ignored,
+  // summed over ranks.
   void begin_step(const Tensor& valid);
   const Tensor& scale() const { return scale_; }  // [1]: 1 / valid, the factor of every loss
-  void add_loss(const Tensor& loss);  // of a micro-batch, already divided by the step's tokens
+  // Of a micro-batch, already divided by the step's tokens; of ranks that know the same loss, one
+  // adds it.
+  void add_loss(const Tensor& loss);
   // Norm, clip, update; see begin_update(). Leaves everything alone if the step is to be skipped.
-  void step();
+  // updated(i): owned()[i] has its new value, while later ones still wait for theirs.
+  void step(const std::function<void(size_t)>& updated = {});
 
   const Tensor& state() const { return state_; }  // one StepState, on the device
   struct Moments {
@@ -52,6 +59,8 @@ class AdamW {
   UpdateRule rule_;
   Tensor state_, scale_;
   Tensor squares_;  // [owned] F64: sum of squares of each gradient
+  Tensor sums_;     // [2] F64: loss and squared norm, of all ranks
+  Communicator* world_;
 };
 
 }  // namespace lockstep

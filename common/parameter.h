@@ -27,9 +27,27 @@ struct AxisSet {
   constexpr AxisSet(std::initializer_list<Axis> axes) {
     for (Axis a : axes) bits |= uint8_t(1u << int(a));
   }
+  constexpr AxisSet without(AxisSet other) const {
+    AxisSet rest;
+    rest.bits = uint8_t(bits & ~other.bits);
+    return rest;
+  }
   constexpr bool has(Axis a) const { return bits >> int(a) & 1; }
   constexpr bool operator==(const AxisSet&) const = default;
 };
+
+struct Cut {
+  int rank = 0, size = 1;
+};  // which of how many parts is this rank's
+struct Range {
+  int64_t first = 0, count = 0;
+};
+// Parts that differ by at most one, the larger ones first.
+inline Range share(int64_t n, Cut cut) {
+  int64_t each = n / cut.size, larger = n % cut.size;
+  int64_t first = cut.rank * each + (cut.rank < larger ? cut.rank : larger);
+  return {first, each + (cut.rank < larger ? 1 : 0)};
+}
 
 // Where a local tensor sits in the whole parameter: a range [first, first + local[dim]) of one dim.
 // All that initialisation, checks and resharding need to know.

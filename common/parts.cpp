@@ -2,12 +2,6 @@
 
 namespace lockstep {
 
-Range share(int64_t n, Cut cut) {
-  int64_t each = n / cut.size, extra = n % cut.size;
-  int64_t first = cut.rank * each + std::min<int64_t>(cut.rank, extra);
-  return {first, each + (cut.rank < extra ? 1 : 0)};
-}
-
 Shard whole_shard(Shape whole) { return {whole, whole, -1, 0}; }
 
 Shard cut_shard(Shape whole, int dim, Range range) {

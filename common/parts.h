@@ -18,14 +18,6 @@
 
 namespace lockstep {
 
-struct Cut {
-  int rank = 0, size = 1;
-};  // which of how many parts is this rank's
-struct Range {
-  int64_t first = 0, count = 0;
-};
-Range share(int64_t n, Cut cut);  // parts that differ by at most one, the larger ones first
-
 Shard whole_shard(Shape whole);
 Shard cut_shard(Shape whole, int dim, Range range);
 

@@ -2,6 +2,12 @@
 
 namespace lockstep {
 
+Tensor master_of(const Tensor& value) {
+  DType exact = sum_type(value.dtype());
+  if (exact == value.dtype()) return value;
+  return Tensor::empty(value.shape(), exact, value.device(), Category::Master);
+}
+
 // One tensor per group: each parameter of the group is a view of its part.
 static void allocate_group(const Weights& group, DType dtype, Device device, Category category,
                            const std::function<void(Parameter&, Tensor)>& give) {
@@ -14,28 +20,36 @@ static void allocate_group(const Weights& group, DType dtype, Device device, Cat
   }
 }
 
-void DataParallel::allocate() {
-  for (Stage* stage : chunks_) {
-    DType compute = stage->compute(), master = sum_type(compute);
-    DType gradients = compute == DType::F64 ? DType::F64 : settings_.gradients;
-    for (Unit* unit : stage->units()) {
-      for (const Weights& group : unit->groups) {
-        allocate_group(group, compute, stage->device(), Category::Weights,
+DType DataParallel::gradient_type(const Stage& stage) const {
+  return stage.compute() == DType::F64 ? DType::F64 : settings_.gradients;
+}
+
+void DataParallel::allocate_values() {
+  for (Stage* stage : chunks_)
+    for (Unit* unit : stage->units())
+      for (const Weights& group : unit->groups)
+        allocate_group(group, stage->compute(), stage->device(), Category::Weights,
                        [](Parameter& p, Tensor t) { p.value = t; });
-        allocate_group(group, gradients, stage->device(), Category::Gradients,
+}
+
+void DataParallel::allocate_gradients() {
+  for (Stage* stage : chunks_)
+    for (Unit* unit : stage->units())
+      for (const Weights& group : unit->groups)
+        allocate_group(group, gradient_type(*stage), stage->device(), Category::Gradients,
                        [](Parameter& p, Tensor t) { p.grad = t; });
-        for (Parameter* p : group) {
-          Tensor exact = p->value;
-          if (master != compute)
-            exact = Tensor::empty(p->shard.local, master, stage->device(), Category::Master);
-          owned_.push_back({p, 0, p->value, exact, p->grad, true});
-        }
-      }
-    }
+}
+
+void DataParallel::allocate() {
+  allocate_values();
+  allocate_gradients();
+  for (Stage* stage : chunks_) {
+    for (Parameter* p : stage->parameters())
+      owned_.push_back({p, 0, p->value, master_of(p->value), p->grad, counts(*p)});
   }
 }
 
-void DataParallel::zero_grad() {
+void DataParallel::begin_step(int64_t) {
   for (const Owned& o : owned_) zero(o.grad);
 }
 

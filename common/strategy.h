@@ -22,31 +22,46 @@ struct Owned {
 class DataParallel {
  public:
   struct Settings {
-    DType gradients = DType::F32;  // BF16 halves their memory and loses small addends
+    DType gradients = DType::F32;       // BF16 halves their memory and loses small addends
+    int64_t bucket_bytes = 25'000'000;  // of gradients that are summed at once, where ranks sum
   };
   DataParallel(std::vector<Stage*> chunks, Settings settings)
       : chunks_(chunks), settings_(settings) {}
   virtual ~DataParallel() = default;
 
-  // Gives every parameter its memory. Each group of neighbours becomes one tensor.
+  // Gives every parameter its memory, and this rank what it owns. Each group of neighbours becomes
+  // one tensor.
   virtual void allocate();
-  virtual std::vector<Owned> owned() const { return owned_; }
-  virtual void zero_grad();
+  const std::vector<Owned>& owned() const { return owned_; }
+  // A step of so many micro-batches, each of which is one tape of every stage, begins. Gradients
+  // are zero.
+  virtual void begin_step(int64_t micro_batches);
   // Afterwards owned().grad holds the sum over the whole job.
   virtual void finish() {}
-  // Afterwards every copy of every parameter has the updated values.
+  // owned()[i] has its new value (AdamW::step); publish: all have. Afterwards every copy of every
+  // parameter has them too, at the latest when its unit is acquired.
+  virtual void updated(size_t) {}
   virtual void publish() {}
-  // Before and after a unit computes, and a hint which one comes next: where ZeRO-3 gathers.
-  virtual void acquire(Unit&) {}
-  virtual void release(Unit&) {}
-  virtual void prefetch(Unit*) {}
+  // Before and after a unit computes: its weights must be there. Where ZeRO gathers them.
+  enum class Pass : uint8_t { Forward, Backward, Evaluation };
+  virtual void acquire(Unit&, Pass) {}
+  virtual void release(Unit&, Pass) {}
 
  protected:
+  virtual void allocate_values();
+  virtual void allocate_gradients();
+  // Is this rank the one, of those that hold the same elements, that counts them?
+  virtual bool counts(const Parameter&) const { return true; }
+  DType gradient_type(const Stage& stage) const;
+
   std::vector<Stage*> chunks_;
   Settings settings_;
   std::vector<Owned> owned_;
 };
 
+// Fresh memory for the master of a value: fp32 for 16 bits, the value itself where it is exact
+// enough.
+Tensor master_of(const Tensor& value);
 // Fills masters and values: normal, one or zero as each parameter says. An element's value depends
 // on the seed, the parameter's name and the element's place in the whole parameter, on no layout.
 void initialise(const std::vector<Owned>&, uint64_t seed);

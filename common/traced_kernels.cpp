@@ -76,6 +76,7 @@ using All =
          Slot<"cast", &Kernels::cast>, Slot<"fill", &Kernels::fill>,
          Slot<"fill_normal", &Kernels::fill_normal>, Slot<"sum_squares", &Kernels::sum_squares>,
          Slot<"begin_step", &Kernels::begin_step>, Slot<"add_loss", &Kernels::add_loss>,
+         Slot<"local_sums", &Kernels::local_sums>,
          Slot<"begin_update", &Kernels::begin_update>, Slot<"adamw", &Kernels::adamw>>;
 static_assert(sizeof(Kernels) == All::count * sizeof(void (*)()),
               "a kernel of the table is not in the list above: no trace would show it");

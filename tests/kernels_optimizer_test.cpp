@@ -49,7 +49,9 @@ TEST_P(OptimizerKernels, AdamWStepsThatTheHostDoesNotSee) {
         run().add_loss(state, with({1}, {0.25}, sums()));
         run().sum_squares(squares.flat(0, 1), grad);
         run().sum_squares(squares.flat(1, 1), with({1}, {3}));
-        run().begin_update(state, squares, rule);
+        Tensor sums_of_all = output({2}, DType::F64);
+        run().local_sums(sums_of_all, state, squares);
+        run().begin_update(state, sums_of_all, rule);
         run().adamw(value, master, m, v, grad, state, rule, true);
 
         StepState s = state_in(state);
@@ -81,7 +83,9 @@ TEST_P(OptimizerKernels, AGradientThatIsNotFiniteStopsEverything) {
     Tensor grad = with({33}, Doubles(33, g));
     run().begin_step(state, scale, integers(std::vector<int64_t>{1}));
     run().sum_squares(squares, grad);
-    run().begin_update(state, squares, {});
+    Tensor sums_of_all = output({2}, DType::F64);
+    run().local_sums(sums_of_all, state, squares);
+    run().begin_update(state, sums_of_all, {});
     run().adamw(w, w, m, v, grad, state, {}, true);
     EXPECT_EQ(state_in(state).stopped, 1);
     EXPECT_EQ(read(w), before);

@@ -88,7 +88,7 @@ TEST(MemoryPlan, S7_ActivationsRiseInForwardAndFallInBackward) {
                      account.now(Category::Moments)};
   int64_t before = account.now(Category::Activations);
   Tape tape;
-  rig.parallel.zero_grad();
+  rig.parallel.begin_step(1);
   rig.optimizer->begin_step(rig.valid({batch}));
   // marks see the account on the way back, around reaches it on the way there
   Parts parts = plain_parts();

@@ -182,7 +182,7 @@ TEST(Mesh, PartsAreContiguousAndCoverEverything) {
     for (int parts : {1, 2, 3, 8}) {
       int64_t next = 0;
       for (int i = 0; i < parts; ++i) {
-        Range r = part_of(count, parts, i);
+        Range r = share(count, {i, parts});
         EXPECT_EQ(r.first, next);
         EXPECT_TRUE(r.count == count / parts || r.count == (count + parts - 1) / parts);
         next += r.count;

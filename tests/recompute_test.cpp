@@ -74,7 +74,7 @@ TEST(Recomputation, HooksFireOncePerTapeAndWeightWorkMayComeLater) {
   std::map<std::string, int> fired;
   for (Parameter* p : later.model.parameters())
     p->on_grad_ready = [&](Parameter& q) { ++fired[q.name]; };
-  later.parallel.zero_grad();
+  later.parallel.begin_step(1);
   later.optimizer->begin_step(later.valid({batch}));
   Tape tape;
   Var loss =
@@ -96,7 +96,7 @@ Measured measure(Rig& rig, BatchShape shape) {
                                   rig.settings.device);
   rig.gradients({batch});  // once before: nothing that is made on first use is counted
   Tensor valid = rig.valid({batch});
-  rig.parallel.zero_grad();
+  rig.parallel.begin_step(1);
   rig.optimizer->begin_step(valid);
   memory_account()->reset_peaks();
   int64_t before = memory_account()->now(Category::Activations);

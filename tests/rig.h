@@ -49,7 +49,7 @@ struct Rig {
   // Forward and backward of all micro-batches: gradients and the loss, no update.
   void gradients(const std::vector<MicroBatch>& batches) { gradients(batches, valid(batches)); }
   void gradients(const std::vector<MicroBatch>& batches, const Tensor& valid) {
-    parallel.zero_grad();
+    parallel.begin_step(int64_t(batches.size()));
     optimizer->begin_step(valid);
     for (const MicroBatch& b : batches) {
       Tape tape;

@@ -197,7 +197,7 @@ TEST(Training, Pitfall8_GainsAndBiasesDoNotDecay) {
   s.rule.weight_decay = 0.1f;
   Rig rig(s);
   auto before = all_masters(rig);
-  rig.parallel.zero_grad();
+  rig.parallel.begin_step(1);
   rig.optimizer->begin_step(Tensor::from<int64_t>({1}, {1}));
   rig.optimizer->step();
   auto after = all_masters(rig);
@@ -263,7 +263,7 @@ TEST(Training, ClipScalesByTheGlobalNorm) {
   Rig::Settings s;
   s.rule.max_norm = 1;
   Rig rig(s);
-  rig.parallel.zero_grad();
+  rig.parallel.begin_step(1);
   auto owned = rig.parallel.owned();
   owned[0].grad.data<float>()[0] = 3;
   owned[5].grad.data<float>()[0] = 4;

@@ -1,0 +1,158 @@
+#pragma once
+// ZeRO stage 1: every rank holds all weights and all gradients, but updates only its shard of them,
+// and so keeps masters and moments for that shard alone.
+//
+//   memory    weights 2Ψ + gradients 2Ψ + (master 4 + moments 8)Ψ/N      (bf16, Ψ parameters)
+//
+//   step      backward ─▶ reduce-scatter gradients ─▶ update own shard ─▶ all-gather weights
+//   rank 0                [Σ0|  .  |  .  ]             [w0|  .  |  . ]     [w0 w1 w2]
+//   rank 1                [ . | Σ1 |  .  ]             [ . | w1 |  . ]     [w0 w1 w2]
+//
+// An all-reduce is a reduce-scatter and an all-gather: the same bytes as plain data parallelism, 2Ψ,
+// only that weights travel in the second half instead of gradients. The reduce-scatter hides behind
+// backward like the buckets of 02; the all-gather, behind the optimizer step or behind the next
+// forward, in which a block waits for its own weights only (Gather).
+
+#include <deque>
+#include <exception>
+#include <optional>
+#include <unordered_map>
+
+#include "02_data_parallel/copies.h"
+#include "02_data_parallel/launch_order.h"
+#include "03_zero/flat_shards.h"
+
+namespace lockstep {
+
+class Zero1 : public DataParallel {
+ public:
+  enum class Gather : uint8_t { DuringOptimizer, DuringForward };
+  Zero1(std::vector<Stage*> chunks, ProcessMesh& mesh, Settings settings,
+        Gather gather = Gather::DuringForward)
+      : DataParallel(std::move(chunks), settings), mesh_(mesh), gather_(gather) {}
+
+  ~Zero1() override {  // the last step's weights may still be on their way
+    if (std::uncaught_exceptions() > 0) return;
+    for (Shards& s : shards_) s.gathering.wait();
+  }
+
+  void allocate() override {
+    for (Bucket& bucket : buckets()) shards_.emplace_back().bucket = std::move(bucket);
+    allocate_values();
+    allocate_gradients();
+    std::vector<Weights> parameters;
+    for (Shards& s : shards_) {
+      Cut data{mesh_.data().rank(), mesh_.data().size()};
+      auto counted = [this](const Parameter& p) { return counts(p); };
+      for (Owned& o : owned_of(s.bucket, s.value, s.grad, data, counted)) {
+        owned_.push_back(std::move(o));
+        s.last_owned = owned_.size() - 1;
+      }
+      for (Parameter* p : s.bucket.parameters) shard_of_[p] = &s;
+      parameters.push_back(s.bucket.parameters);
+    }
+    auto launch = [this](size_t i, int64_t micro_batch) { reduce(shards_[i], micro_batch); };
+    order_.emplace(chunks_, parameters, reduces(), launch);
+    for (auto& [p, shards] : shard_of_)
+      p->on_grad_ready = [this](Parameter& done) { order_->ready(done); };
+  }
+
+  void begin_step(int64_t micro_batches) override {
+    for (Shards& s : shards_) zero(s.whole_grad);
+    order_->begin(micro_batches);
+  }
+
+  void finish() override {
+    order_->finish();
+    for (Shards& s : shards_) {
+      s.reduction.wait();
+      sum_over_model_axes(mesh_, s.grad, s.bucket.parameters[0]->sum_over);
+      s.gathering.wait();  // of weights that no unit has asked for
+    }
+  }
+
+  void updated(size_t i) override {
+    if (gather_ == Gather::DuringOptimizer)
+      for (Shards& s : shards_)
+        if (s.last_owned == i) gather(s);
+  }
+
+  void publish() override {
+    for (size_t i = shards_.size(); i-- > 0;)  // in the order of the next forward
+      if (!shards_[i].gathering.pending()) gather(shards_[i]);
+    if (gather_ == Gather::DuringOptimizer)
+      for (Shards& s : shards_) s.gathering.wait();
+  }
+
+  void acquire(Unit& unit, Pass) override {
+    for (Parameter* p : used_by(unit)) shard_of_.at(p)->gathering.wait();
+  }
+
+ protected:
+  // A bucket, and what this rank has of it.
+  struct Shards {
+    Bucket bucket;
+    Tensor whole_value, value;     // all of it and the own slice
+    Tensor whole_grad, grad;
+    Work reduction = {}, gathering = {};
+    size_t last_owned = SIZE_MAX;  // of the pieces that lie in it
+    int users = 0;                 // units that have it acquired (zero3.h)
+  };
+
+  virtual std::vector<Bucket> buckets() { return make_buckets(chunks_, bucket_elements()); }
+  virtual LaunchOrder::Each reduces() const { return LaunchOrder::Each::Step; }
+
+  void allocate_values() override {
+    for (Shards& s : shards_) {
+      s.whole_value = padded(s, s.bucket.stage->compute(), Category::Weights);
+      s.value = own(s.whole_value);
+      give_out(s.bucket, s.whole_value, &Parameter::value);
+    }
+  }
+  void allocate_gradients() override {
+    for (Shards& s : shards_) {
+      s.whole_grad = padded(s, gradient_type(*s.bucket.stage), Category::Gradients);
+      s.grad = own(s.whole_grad);
+      give_out(s.bucket, s.whole_grad, &Parameter::grad);
+    }
+  }
+  // A gradient of all micro-batches, or of one, is complete.
+  virtual void reduce(Shards& s, int64_t) {
+    s.reduction = mesh_.data().reduce_scatter(s.whole_grad, s.grad);
+  }
+  virtual void gather(Shards& s) {
+    s.gathering = mesh_.data().all_gather(s.value, s.whole_value);
+  }
+
+  // Other ranks of the data axis have other shards.
+  bool counts(const Parameter& p) const override {
+    return first_of_copies(mesh_, p.replicas.without(kDataAxes));
+  }
+  int64_t bucket_elements() const {
+    return settings_.bucket_bytes / int64_t(size_of(gradient_type(*chunks_[0])));
+  }
+  Sharding sharding(const Shards& s) const { return {s.bucket.size, mesh_.data().size()}; }
+  Tensor padded(const Shards& s, DType type, Category category) const {
+    Tensor memory =
+        Tensor::empty({sharding(s).padded()}, type, s.bucket.stage->device(), category);
+    zero(memory.flat(s.bucket.size, sharding(s).pad()));  // sums of padding stay zero
+    return memory;
+  }
+  Tensor own(const Tensor& whole) const {
+    int64_t shard = whole.size() / mesh_.data().size();
+    return whole.flat(mesh_.data().rank() * shard, shard);
+  }
+  static Weights used_by(const Unit& unit) {
+    Weights all = unit.borrowed;
+    for (const Weights& group : unit.groups) all.insert(all.end(), group.begin(), group.end());
+    return all;
+  }
+
+  ProcessMesh& mesh_;
+  Gather gather_;
+  std::deque<Shards> shards_;
+  std::unordered_map<Parameter*, Shards*> shard_of_;
+  std::optional<LaunchOrder> order_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#pragma once
+// ZeRO stage 2: a rank also keeps only its shard of the gradients. The whole gradient of a bucket
+// exists from its first weight gradient to its reduce-scatter, and is then freed:
+//
+//   memory    weights 2Ψ + (gradients 2 + master 4 + moments 8)Ψ/N, and two buckets
+//
+//   backward  block 9 ▶ [whole] ─reduce-scatter▶ add to [shard], free [whole]
+//             block 8            ▶ [whole] ─▶ …      at most one reduction is under way
+//
+// The price: with m micro-batches the reduce-scatter runs m times, because nobody has room for the
+// sum of whole gradients. (m + 1)Ψ move instead of 2Ψ.
+
+#include "03_zero/zero1.h"
+
+namespace lockstep {
+
+class Zero2 : public Zero1 {
+ public:
+  using Zero1::Zero1;
+
+  void begin_step(int64_t micro_batches) override {
+    for (Shards& s : shards_) zero(s.grad);
+    order_->begin(micro_batches);
+  }
+
+  void finish() override {
+    order_->finish();
+    settle();
+    for (Shards& s : shards_) {
+      sum_over_model_axes(mesh_, s.grad, s.bucket.parameters[0]->sum_over);
+      s.gathering.wait();
+    }
+  }
+
+ protected:
+  std::vector<Bucket> buckets() override {
+    return make_buckets(chunks_, bucket_elements(), CutAt::Units);
+  }
+  LaunchOrder::Each reduces() const override { return LaunchOrder::Each::MicroBatch; }
+
+  void allocate_gradients() override {
+    for (Shards& s : shards_) {
+      s.grad = Tensor::empty({sharding(s).shard()}, gradient_type(*s.bucket.stage),
+                             s.bucket.stage->device(), Category::Gradients);
+      for (Parameter* p : s.bucket.parameters)
+        p->need_grad = [this, &s](Parameter&) { open(s); };
+    }
+  }
+
+  // Memory for the whole gradient, before the first is added.
+  void open(Shards& s) {
+    if (in_flight_ == &s) settle();
+    if (s.whole_grad.defined()) return;
+    s.whole_grad = padded(s, s.grad.dtype(), Category::Buffers);
+    zero(s.whole_grad);
+    give_out(s.bucket, s.whole_grad, &Parameter::grad);
+  }
+
+  void reduce(Shards& s, int64_t) override {
+    settle();
+    open(s);  // nobody has used it here: zeros
+    s.reduction = mesh_.data().reduce_scatter(s.whole_grad, own(s.whole_grad));
+    in_flight_ = &s;
+  }
+
+  // Waits for the reduction under way, adds what came to the shard and frees the rest.
+  void settle() {
+    if (!in_flight_) return;
+    Shards& s = *std::exchange(in_flight_, nullptr);
+    s.reduction.wait();
+    on(s.grad).add_into(s.grad, own(s.whole_grad));
+    s.whole_grad = {};
+    for (Parameter* p : s.bucket.parameters) p->grad = {};
+  }
+
+  Shards* in_flight_ = nullptr;
+};
+
+}  // namespace lockstep
