@@ -1,13 +1,15 @@
 #pragma once
 // Which gradients lie in one block of memory, in the order in which backward finishes them: from
-// the head to the embedding. A bucket is closed when it has reached its size. It is never cut inside
-// a group of neighbours (q|k|v, gate|up): one matmul writes their gradients.
+// the head to the embedding. A bucket is closed when it has reached its size. It is never cut
+// inside a group of neighbours (q|k|v, gate|up): one matmul writes their gradients.
 //
 //   bucket 0   [ lm_head | norm | down 9 | gate 9 up 9 ]
 //   bucket 1   [ … ]                        every parameter's gradient is a view: nothing is copied
 //
-// Gradients in one bucket are summed over the same axes (parameter.h).
+// Gradients in one bucket are summed over the same axes (parameter.h), except that a group whose
+// members differ (q with copied k|v, 04) is a bucket of its own.
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -35,15 +37,15 @@ inline std::vector<Bucket> make_buckets(const std::vector<Stage*>& chunks, int64
     for (size_t u = units.size(); u-- > 0;) {
       for (size_t g = units[u]->groups.size(); g-- > 0;) {
         const Weights& group = units[u]->groups[g];
-        Bucket& bucket = open[group[0]->sum_over.bits];
+        bool alike = std::all_of(group.begin(), group.end(),
+                                 [&](Parameter* p) { return p->sum_over == group[0]->sum_over; });
+        Bucket alone, &bucket = alike ? open[group[0]->sum_over.bits] : alone;
         bucket.stage = chunks[c];
         for (Parameter* p : group) {
-          require(p->sum_over == group[0]->sum_over, p->name, " and ", group[0]->name,
-                  " are neighbours and cannot be summed over different axes");
           bucket.parameters.push_back(p);
           bucket.size += p->size();
         }
-        if (bucket.size >= elements) close(bucket);
+        if (bucket.size >= elements || !alike) close(bucket);
       }
       if (cut_at == CutAt::Units)
         for (auto& [axes, bucket] : open) close(bucket);

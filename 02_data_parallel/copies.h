@@ -2,7 +2,10 @@
 // Parameters that several ranks hold alike (parameter.h): who counts them, and how their gradients
 // come together over axes other than the data's.
 
+#include <algorithm>
+
 #include "common/mesh.h"
+#include "common/ops.h"
 
 namespace lockstep {
 
@@ -15,11 +18,24 @@ inline bool first_of_copies(ProcessMesh& mesh, AxisSet replicas) {
   return true;
 }
 
-// Gradients that tensor or pipeline parallelism left in parts. Buckets of equal `sum_over` have the
-// same length on all ranks of these axes.
-inline void sum_over_model_axes(ProcessMesh& mesh, const Tensor& gradients, AxisSet sum_over) {
-  for (Axis axis : {Axis::TP, Axis::KvCopies, Axis::Ends})
-    if (sum_over.has(axis)) mesh.group(axis).all_reduce(gradients).wait();
+// Gradients that tensor or pipeline parallelism left in parts: elements [first, first + the size of
+// `gradients`) of parameters that lie one behind the other. Ranks that add theirs have the same
+// layout: their parameters have the same sizes.
+inline void sum_over_model_axes(ProcessMesh& mesh, const Weights& parameters,
+                                const Tensor& gradients, int64_t first = 0) {
+  int64_t begin = 0;
+  for (size_t i = 0; i < parameters.size();) {  // runs of parameters that are summed alike
+    AxisSet axes = parameters[i]->sum_over;
+    int64_t end = begin;
+    for (; i < parameters.size() && parameters[i]->sum_over == axes; ++i)
+      end += parameters[i]->size();
+    int64_t from = std::max(begin - first, int64_t(0));
+    int64_t to = std::min(end - first, gradients.size());
+    for (Axis axis : {Axis::TP, Axis::KvCopies, Axis::Ends})
+      if (axes.has(axis) && from < to)
+        mesh.group(axis).all_reduce(gradients.flat(from, to - from)).wait();
+    begin = end;
+  }
 }
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ class Naive : public DataParallel {
   void finish() override {
     for (size_t i = owned_.size(); i-- > 0;) {
       mesh_.data().all_reduce(owned_[i].grad).wait();
-      sum_over_model_axes(mesh_, owned_[i].grad, owned_[i].parameter->sum_over);
+      sum_over_model_axes(mesh_, {owned_[i].parameter}, owned_[i].grad);
     }
   }
 

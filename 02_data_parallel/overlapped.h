@@ -45,7 +45,7 @@ class Overlapped : public Naive {
     order_->finish();
     for (Piece& piece : pieces_) {
       piece.sum.wait();
-      sum_over_model_axes(mesh_, piece.gradients, piece.parameters[0]->sum_over);
+      sum_over_model_axes(mesh_, piece.parameters, piece.gradients);
     }
   }
 

@@ -8,10 +8,10 @@
 //   rank 0                [Σ0|  .  |  .  ]             [w0|  .  |  . ]     [w0 w1 w2]
 //   rank 1                [ . | Σ1 |  .  ]             [ . | w1 |  . ]     [w0 w1 w2]
 //
-// An all-reduce is a reduce-scatter and an all-gather: the same bytes as plain data parallelism, 2Ψ,
-// only that weights travel in the second half instead of gradients. The reduce-scatter hides behind
-// backward like the buckets of 02; the all-gather, behind the optimizer step or behind the next
-// forward, in which a block waits for its own weights only (Gather).
+// An all-reduce is a reduce-scatter and an all-gather: the same bytes as plain data parallelism,
+// 2Ψ, only that weights travel in the second half instead of gradients. The reduce-scatter hides
+// behind backward like the buckets of 02; the all-gather, behind the optimizer step or behind the
+// next forward, in which a block waits for its own weights only (Gather).
 
 #include <deque>
 #include <exception>
@@ -66,7 +66,7 @@ class Zero1 : public DataParallel {
     order_->finish();
     for (Shards& s : shards_) {
       s.reduction.wait();
-      sum_over_model_axes(mesh_, s.grad, s.bucket.parameters[0]->sum_over);
+      sum_over_model_axes(mesh_, s.bucket.parameters, s.grad, first_of(s));
       s.gathering.wait();  // of weights that no unit has asked for
     }
   }
@@ -92,7 +92,7 @@ class Zero1 : public DataParallel {
   // A bucket, and what this rank has of it.
   struct Shards {
     Bucket bucket;
-    Tensor whole_value, value;     // all of it and the own slice
+    Tensor whole_value, value;  // all of it and the own slice
     Tensor whole_grad, grad;
     Work reduction = {}, gathering = {};
     size_t last_owned = SIZE_MAX;  // of the pieces that lie in it
@@ -120,9 +120,7 @@ class Zero1 : public DataParallel {
   virtual void reduce(Shards& s, int64_t) {
     s.reduction = mesh_.data().reduce_scatter(s.whole_grad, s.grad);
   }
-  virtual void gather(Shards& s) {
-    s.gathering = mesh_.data().all_gather(s.value, s.whole_value);
-  }
+  virtual void gather(Shards& s) { s.gathering = mesh_.data().all_gather(s.value, s.whole_value); }
 
   // Other ranks of the data axis have other shards.
   bool counts(const Parameter& p) const override {
@@ -133,11 +131,11 @@ class Zero1 : public DataParallel {
   }
   Sharding sharding(const Shards& s) const { return {s.bucket.size, mesh_.data().size()}; }
   Tensor padded(const Shards& s, DType type, Category category) const {
-    Tensor memory =
-        Tensor::empty({sharding(s).padded()}, type, s.bucket.stage->device(), category);
+    Tensor memory = Tensor::empty({sharding(s).padded()}, type, s.bucket.stage->device(), category);
     zero(memory.flat(s.bucket.size, sharding(s).pad()));  // sums of padding stay zero
     return memory;
   }
+  int64_t first_of(const Shards& s) const { return mesh_.data().rank() * s.grad.size(); }
   Tensor own(const Tensor& whole) const {
     int64_t shard = whole.size() / mesh_.data().size();
     return whole.flat(mesh_.data().rank() * shard, shard);

@@ -84,8 +84,17 @@ struct Kernels {
   // lse [T] = log(sum(exp(logits))). scale [1] is 1 / valid tokens of the whole global batch.
   void (*cross_entropy)(const Tensor& loss, const Tensor& lse, const Tensor& logits,
                         const Tensor& targets, const Tensor& scale);
+  // logits are columns first, first + 1, … of the whole vocabulary, lse is over all of it.
   void (*cross_entropy_backward)(const Tensor& d_logits, const Tensor& d_loss, const Tensor& logits,
-                                 const Tensor& lse, const Tensor& targets, const Tensor& scale);
+                                 const Tensor& lse, const Tensor& targets, const Tensor& scale,
+                                 int64_t first);
+  // The same loss where the vocabulary is cut over several ranks (04). statistics [2, T]: of the
+  // columns here, log(sum(exp(logits))), and the target's logit, 0 where it is not among them.
+  // vocab_cross_entropy puts those of all ranks [ranks, 2, T] together.
+  void (*vocab_statistics)(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                           int64_t first);
+  void (*vocab_cross_entropy)(const Tensor& loss, const Tensor& lse, const Tensor& all,
+                              const Tensor& targets, const Tensor& scale);
 
   void (*add)(const Tensor& out, const Tensor& a, const Tensor& b);
   void (*add_into)(const Tensor& sum /* += */, const Tensor& x);  // types may differ

@@ -23,6 +23,15 @@ static void dropout(const Tensor& out, const Tensor& x, const Tensor& rows, floa
   });
 }
 
+// log(sum(exp(x(0)), …, exp(x(n - 1)))), relative to the largest.
+template <class Sum, class X>
+static Sum log_sum_exp(int64_t n, X x) {
+  Sum largest = x(0), sum = 0;
+  for (int64_t j = 1; j < n; ++j) largest = std::max(largest, x(j));
+  for (int64_t j = 0; j < n; ++j) sum += std::exp(x(j) - largest);
+  return largest + std::log(sum);
+}
+
 // The loss of a row is lse - logit[target], with lse taken relative to the largest logit so that no
 // exponential overflows.
 static void cross_entropy(const Tensor& loss, const Tensor& lse, const Tensor& logits,
@@ -34,10 +43,7 @@ static void cross_entropy(const Tensor& loss, const Tensor& lse, const Tensor& l
     std::vector<Sum> row_loss(size_t(rows), Sum(0));
     parallel(rows, 4 * vocab, [&](int64_t t) {
       const T* row = logits.data<T>() + t * vocab;
-      Sum largest = Sum(row[0]), sum = 0;
-      for (int64_t j = 1; j < vocab; ++j) largest = std::max(largest, Sum(row[j]));
-      for (int64_t j = 0; j < vocab; ++j) sum += std::exp(Sum(row[j]) - largest);
-      Sum l = largest + std::log(sum);
+      Sum l = log_sum_exp<Sum>(vocab, [&](int64_t j) { return Sum(row[j]); });
       lse.data<Sum>()[t] = l;
       int64_t target = targets.data<int32_t>()[t];
       if (target >= 0) row_loss[size_t(t)] = l - Sum(row[target]);
@@ -51,7 +57,7 @@ static void cross_entropy(const Tensor& loss, const Tensor& lse, const Tensor& l
 // d loss / d logit_j = softmax_j - [j is the target], times what a token counts.
 static void cross_entropy_backward(const Tensor& d_logits, const Tensor& d_loss,
                                    const Tensor& logits, const Tensor& lse, const Tensor& targets,
-                                   const Tensor& scale) {
+                                   const Tensor& scale, int64_t first) {
   int64_t vocab = logits.dim(1);
   with_type(logits.dtype(), [&](auto zero) {
     using T = decltype(zero);
@@ -63,12 +69,48 @@ static void cross_entropy_backward(const Tensor& d_logits, const Tensor& d_loss,
       int64_t target = targets.data<int32_t>()[t];
       Sum l = lse.data<Sum>()[t], w = target >= 0 ? weight : Sum(0);
       for (int64_t j = 0; j < vocab; ++j)
-        d[j] = T(w * (std::exp(Sum(row[j]) - l) - (j == target ? Sum(1) : Sum(0))));
+        d[j] = T(w * (std::exp(Sum(row[j]) - l) - (first + j == target ? Sum(1) : Sum(0))));
     });
   });
 }
 
+static void vocab_statistics(const Tensor& statistics, const Tensor& logits, const Tensor& targets,
+                             int64_t first) {
+  int64_t columns = logits.dim(1), rows = logits.dim(0);
+  with_type(logits.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    using Sum = typename SumOf<T>::type;
+    parallel(rows, 4 * columns, [&](int64_t t) {
+      const T* row = logits.data<T>() + t * columns;
+      int64_t target = targets.data<int32_t>()[t] - first;
+      Sum* out = statistics.data<Sum>();
+      out[t] = log_sum_exp<Sum>(columns, [&](int64_t j) { return Sum(row[j]); });
+      out[rows + t] = target >= 0 && target < columns ? Sum(row[target]) : Sum(0);
+    });
+  });
+}
+
+static void vocab_cross_entropy(const Tensor& loss, const Tensor& lse, const Tensor& all,
+                                const Tensor& targets, const Tensor& scale) {
+  int64_t ranks = all.dim(0), rows = all.dim(2);
+  with_type(all.dtype(), [&](auto zero) {
+    using Sum = typename SumOf<decltype(zero)>::type;
+    const Sum* in = all.data<Sum>();
+    Sum total = 0;
+    for (int64_t t = 0; t < rows; ++t) {
+      Sum l = log_sum_exp<Sum>(ranks, [&](int64_t r) { return in[2 * r * rows + t]; });
+      lse.data<Sum>()[t] = l;
+      if (targets.data<int32_t>()[t] < 0) continue;
+      for (int64_t r = 0; r < ranks; ++r) l -= in[(2 * r + 1) * rows + t];
+      total += l;
+    }
+    loss.data<Sum>()[0] = total * scale.data<Sum>()[0];
+  });
+}
+
 void add_loss(Kernels& k) {
+  k.vocab_statistics = vocab_statistics;
+  k.vocab_cross_entropy = vocab_cross_entropy;
   k.cross_entropy = cross_entropy;
   k.cross_entropy_backward = cross_entropy_backward;
 }

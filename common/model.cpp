@@ -2,9 +2,20 @@
 
 namespace lockstep {
 
+// Where there are more ranks than key/value heads, neighbours hold copies of one.
+static Range kv_share(int64_t kv_heads, Cut tp) {
+  if (kv_heads >= tp.size) return share(kv_heads, tp);
+  return {tp.rank * kv_heads / tp.size, 1};
+}
+
+static Tensor stream_rows(const Parts& parts, const Tensor& rows) {
+  Range mine = share(rows.size(), parts.stream_rows);
+  return rows.flat(mine.first, mine.count);
+}
+
 Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
     : config_(c), parts_(parts), prefix_(text("model.layers.", layer, ".")) {
-  Range q = share(c.heads, parts.tp), kv = share(c.kv_heads, parts.tp);
+  Range q = share(c.heads, parts.tp), kv = kv_share(c.kv_heads, parts.tp);
   auto rows = [&](Range heads) {
     return Range{heads.first * c.head_dim, heads.count * c.head_dim};
   };
@@ -12,10 +23,11 @@ Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
   kv_heads_ = kv.count;
   std::string attention = prefix_ + "self_attn.";
   input_norm_ = gain(parts, prefix_ + "input_layernorm.weight", c.hidden);
+  bool copied = parts.tp.size > c.kv_heads;
   qkv_ = projection(parts, attention, Along::Columns,
                     {{"q_proj", c.q_size(), c.hidden, rows(q)},
-                     {"k_proj", c.kv_size(), c.hidden, rows(kv)},
-                     {"v_proj", c.kv_size(), c.hidden, rows(kv)}},
+                     {"k_proj", c.kv_size(), c.hidden, rows(kv), copied},
+                     {"v_proj", c.kv_size(), c.hidden, rows(kv), copied}},
                     c.attention_bias, c.init_std);
   out_ = projection(parts, attention, Along::Rows, {{"o_proj", c.hidden, c.q_size(), rows(q)}},
                     c.attention_bias, c.residual_std());
@@ -28,7 +40,8 @@ Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
 Var Block::drop(Tape& tape, const Var& x, const MicroBatch& batch, const char* where) const {
   if (!batch.training) return x;
   RandomStream stream(parts_.seed, prefix_ + where);
-  return dropout(tape, x, batch.rows, config_.dropout, stream, config_.hidden);
+  Tensor rows = stream_rows(parts_, batch.rows);
+  return dropout(tape, x, rows, config_.dropout, stream, config_.hidden);
 }
 
 Var Block::forward(Tape& tape, const Var& x, const MicroBatch& batch, const Tensor& inv_freq) {
@@ -93,7 +106,8 @@ Var Stage::forward(Tape& tape, const MicroBatch& batch, const Var& x) {
       Var out = parts_.embedding(t, embedding_->table(), batch.inputs);
       if (!batch.training) return out;
       RandomStream mask(parts_.seed, "embedding dropout");
-      return dropout(t, out, batch.rows, config_.dropout, mask, config_.hidden);
+      Tensor rows = stream_rows(parts_, batch.rows);
+      return dropout(t, out, rows, config_.dropout, mask, config_.hidden);
     };
     stream = parts_.around(tape, {}, embedding_->unit(), look_up);
   }
@@ -119,7 +133,8 @@ Var Stage::loss(Tape& tape, const Var& hidden, const MicroBatch& batch, const Te
 Var Stage::logits(Tape& tape, const Var& hidden) {
   require(head_ != nullptr, "this stage has no head: only the last stage knows the logits");
   Body body = [this](Tape& t, const Var& in) {
-    return linear(t, rmsnorm(t, in, head_->norm(), config_.norm_epsilon), {&head_->weight()});
+    Var normed = rmsnorm(t, in, head_->norm(), config_.norm_epsilon);
+    return parts_.column(t, normed, {{&head_->weight()}});
   };
   return parts_.around(tape, hidden, head_->unit(), body);
 }

@@ -72,7 +72,7 @@ class Stage {
   Var forward(Tape&, const MicroBatch&, const Var& x = {});
   // [1]: the negative log-likelihood of the valid targets, summed, times scale [1].
   Var loss(Tape&, const Var& hidden, const MicroBatch&, const Tensor& scale);
-  // [T, V of this rank]
+  // [T, V of this rank]; T are all rows, wherever the stream's rows are.
   Var logits(Tape&, const Var& hidden);
 
   const ModelConfig& config() const { return config_; }

@@ -22,29 +22,43 @@ static Tensor gradients_of(const Weights& parameters) {
   return Tensor::join(tensors);
 }
 
-static Weights both(Weights a, const Weights& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
+void multiply(const Tensor& y, const Tensor& x, const Projection& p) {
+  on(y).matmul(y, x, Op::N, values_of(p.weights), Op::T, 0);
+  if (!p.biases.empty()) on(y).add_bias(y, values_of(p.biases));
 }
 
-Var linear(Tape& tape, const Var& in, const Weights& weights, const Weights& biases) {
-  Tensor x = in.value;
-  Tensor w = values_of(weights);
-  Tensor y = x.like({x.dim(0), w.dim(0)});
-  on(y).matmul(y, x, Op::N, w, Op::T, 0);
-  if (!biases.empty()) on(y).add_bias(y, values_of(biases));
+void input_gradient(const Tensor& dx, const Tensor& dy, const Projection& p) {
+  on(dx).matmul(dx, dy, Op::N, values_of(p.weights), Op::N, 0);
+}
 
-  auto input_adjoint = [weights](const Gradients& d) -> Gradients {
-    Tensor w = values_of(weights);
-    Tensor dx = d[0].like({d[0].dim(0), w.dim(1)});
-    on(dx).matmul(dx, d[0], Op::N, w, Op::N, 0);
+void add_weight_gradient(const Projection& p, const Tensor& dy, const Tensor& x) {
+  on(x).matmul(gradients_of(p.weights), dy, Op::T, x, Op::N, 1);
+  if (!p.biases.empty()) on(x).bias_backward(gradients_of(p.biases), dy);
+}
+
+Var linear(Tape& tape, const Var& in, const Projection& p) {
+  Tensor x = in.value;
+  Tensor y = x.like({x.dim(0), p.outputs()});
+  multiply(y, x, p);
+
+  auto input_adjoint = [p](const Gradients& d) -> Gradients {
+    Tensor dx = d[0].like({d[0].dim(0), p.inputs()});
+    input_gradient(dx, d[0], p);
     return {dx};
   };
-  auto weight_adjoint = [weights, biases, x](const Gradients& d) {
-    on(x).matmul(gradients_of(weights), d[0], Op::T, x, Op::N, 1);
-    if (!biases.empty()) on(x).bias_backward(gradients_of(biases), d[0]);
+  auto weight_adjoint = [p, x](const Gradients& d) { add_weight_gradient(p, d[0], x); };
+  return tape.record("linear", {y}, {in}, input_adjoint, p.all(), weight_adjoint)[0];
+}
+
+Var add_bias(Tape& tape, const Var& in, const Weights& biases) {
+  Tensor y = in.value.like();
+  copy(y, in.value);
+  on(y).add_bias(y, values_of(biases));
+  auto input_adjoint = [](const Gradients& d) -> Gradients { return {d[0]}; };
+  auto weight_adjoint = [biases](const Gradients& d) {
+    on(d[0]).bias_backward(gradients_of(biases), d[0]);
   };
-  return tape.record("linear", {y}, {in}, input_adjoint, both(weights, biases), weight_adjoint)[0];
+  return tape.record("add_bias", {y}, {in}, input_adjoint, biases, weight_adjoint)[0];
 }
 
 Var embedding(Tape& tape, Parameter& table, const Tensor& ids, int64_t first) {
@@ -169,7 +183,7 @@ Var cross_entropy(Tape& tape, const Var& in, const Tensor& targets, const Tensor
   on(logits).cross_entropy(loss, lse, logits, targets, scale);
   auto adjoint = [logits, lse, targets, scale](const Gradients& d) -> Gradients {
     Tensor d_logits = logits.like();
-    on(logits).cross_entropy_backward(d_logits, d[0], logits, lse, targets, scale);
+    on(logits).cross_entropy_backward(d_logits, d[0], logits, lse, targets, scale, 0);
     return {d_logits};
   };
   return tape.record("cross_entropy", {loss}, {in}, adjoint)[0];

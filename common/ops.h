@@ -18,9 +18,32 @@ struct MicroBatch {
 // Weights [N_i, K] that lie one behind the other and are multiplied as one: q|k|v, gate|up.
 using Weights = std::vector<Parameter*>;
 
+// Matrices [N_i, K] that are multiplied as one, and their biases [N_i], if any.
+struct Projection {
+  Weights weights, biases = {};
+  Weights all() const {
+    Weights both = weights;
+    both.insert(both.end(), biases.begin(), biases.end());
+    return both;
+  }
+  int64_t inputs() const { return weights[0]->shard.local[1]; }
+  int64_t outputs() const {
+    int64_t sum = 0;
+    for (Parameter* p : weights) sum += p->shard.local[0];
+    return sum;
+  }
+};
+
 // y [T, sum of N_i] = x [T, K] weights^T (+ biases). The weight gradient is accumulated by the
 // matmul itself (beta = 1).
-Var linear(Tape&, const Var& x, const Weights& weights, const Weights& biases = {});
+Var linear(Tape&, const Var& x, const Projection&);
+// Its three matmuls, for those who do something else between them (04).
+void multiply(const Tensor& y, const Tensor& x, const Projection&);
+void input_gradient(const Tensor& dx, const Tensor& dy, const Projection&);
+void add_weight_gradient(const Projection&, const Tensor& dy, const Tensor& x);
+
+// y + bias, where a linear's own biases come too early: after partial sums (04).
+Var add_bias(Tape&, const Var& y, const Weights& biases);
 
 // [T, H]: rows of table [V, H]; ids outside of the rank's rows [first, first + V) give zeros.
 Var embedding(Tape&, Parameter& table, const Tensor& ids, int64_t first = 0);

@@ -42,16 +42,16 @@ Projection Module::projection(const Parts& parts, const std::string& prefix, Alo
   for (const Matrix& m : matrices) {
     Shard shard = cut_shard({m.out, m.in}, along == Along::Columns ? 0 : 1, m.range);
     std::string name = prefix + m.name;
-    p.weights.push_back(
-        declare(name + ".weight", shard, {Init::Normal, std}, {Axis::Data}, {Axis::Data}));
+    AxisSet copies = m.copied ? AxisSet{Axis::Data, Axis::KvCopies} : AxisSet{Axis::Data};
+    p.weights.push_back(declare(name + ".weight", shard, {Init::Normal, std}, copies, copies));
     if (!bias) continue;
     // The bias of a row-parallel matrix is added once, after the partial sums: every rank has it
     // all.
     bool cut = along == Along::Columns;
-    p.biases.push_back(
-        declare(name + ".bias", cut ? cut_shard({m.out}, 0, m.range) : whole_shard({m.out}),
-                {Init::Zeros, 0}, cut ? AxisSet{Axis::Data} : AxisSet{Axis::Data, Axis::TP},
-                cut ? AxisSet{Axis::Data} : parts.stream));
+    p.biases.push_back(declare(name + ".bias",
+                               cut ? cut_shard({m.out}, 0, m.range) : whole_shard({m.out}),
+                               {Init::Zeros, 0}, cut ? copies : AxisSet{Axis::Data, Axis::TP},
+                               cut ? copies : parts.stream));
   }
   groups_.push_back(p.weights);
   if (bias) groups_.push_back(p.biases);
@@ -82,16 +82,15 @@ class GatedFeedForward : public FeedForward {
 
 Parts plain_parts() {
   Parts parts;
-  parts.column = parts.row = [](Tape& tape, const Var& x, const Projection& p) {
-    return linear(tape, x, p.weights, p.biases);
-  };
+  parts.column =
+      parts.row = [](Tape& tape, const Var& x, const Projection& p) { return linear(tape, x, p); };
   parts.embedding = [](Tape& tape, Parameter& table, const Tensor& ids) {
     return embedding(tape, table, ids);
   };
   parts.attention = plain_attention;
   parts.loss = [](Tape& tape, const Var& normed, Parameter& head, const MicroBatch& batch,
                   const Tensor& scale) {
-    return cross_entropy(tape, linear(tape, normed, {&head}), batch.targets, scale);
+    return cross_entropy(tape, linear(tape, normed, {{&head}}), batch.targets, scale);
   };
   parts.feed_forward = [](const ModelConfig& config, const Parts& p, const std::string& prefix) {
     return std::make_unique<GatedFeedForward>(config, p, prefix);

@@ -30,10 +30,6 @@ struct Unit {
   Weights borrowed;             // used here, owned by another unit: the tied table, in the head
 };
 
-struct Projection {
-  Weights weights, biases;
-};  // matrices that are multiplied as one
-
 struct Parts;
 // A piece of the model that declares parameters. They have names and shards, and no memory yet.
 class Module {
@@ -47,8 +43,9 @@ class Module {
   enum class Along { Columns, Rows };  // cut along the outputs (column-parallel) or the inputs
   struct Matrix {
     const char* name;
-    int64_t out, in;  // of the whole model
-    Range range;      // this rank's part of out (Columns) or of in (Rows)
+    int64_t out, in;      // of the whole model
+    Range range;          // this rank's part of out (Columns) or of in (Rows)
+    bool copied = false;  // neighbours hold the same part (Axis::KvCopies)
   };
   Parameter* gain(const Parts&, const std::string& name, int64_t size);
   Parameter* declare(std::string name, Shard, Init, AxisSet replicas, AxisSet sum_over);
@@ -79,6 +76,7 @@ using AroundFn = std::function<Var(Tape&, const Var& x, Unit&, const Body&)>;
 struct Parts {
   Cut tp;                         // how heads, ffn columns and vocabulary rows are cut
   AxisSet stream = {Axis::Data};  // axes over which the rows of the residual stream are spread
+  Cut stream_rows;                // which of a micro-batch's rows the stream has here
   LinearFn column, row;           // into and out of the region that tp cuts
   EmbeddingFn embedding;
   AttentionFn attention;

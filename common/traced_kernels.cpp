@@ -72,6 +72,8 @@ using All =
          Slot<"bias_backward", &Kernels::bias_backward>, Slot<"dropout", &Kernels::dropout>,
          Slot<"cross_entropy", &Kernels::cross_entropy>,
          Slot<"cross_entropy_backward", &Kernels::cross_entropy_backward>,
+         Slot<"vocab_statistics", &Kernels::vocab_statistics>,
+         Slot<"vocab_cross_entropy", &Kernels::vocab_cross_entropy>,
          Slot<"add", &Kernels::add>, Slot<"add_into", &Kernels::add_into>,
          Slot<"cast", &Kernels::cast>, Slot<"fill", &Kernels::fill>,
          Slot<"fill_normal", &Kernels::fill_normal>, Slot<"sum_squares", &Kernels::sum_squares>,

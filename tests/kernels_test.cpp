@@ -177,7 +177,7 @@ TEST_P(CoreKernels, CrossEntropyForwardAndBackward) {
     Tensor loss = output({1}, sums()), lse = output({rows}, sums());
     Tensor d_logits = output({rows, vocab});
     run().cross_entropy(loss, lse, logits, targets, scale);
-    run().cross_entropy_backward(d_logits, d_loss, logits, lse, targets, scale);
+    run().cross_entropy_backward(d_logits, d_loss, logits, lse, targets, scale, 0);
 
     Doubles x = read(logits), l(wanted.size()), d(x.size());
     double total = 0;
@@ -194,7 +194,7 @@ TEST_P(CoreKernels, CrossEntropyForwardAndBackward) {
     expect_close(lse, l, fine, text("lse, vocab ", vocab));
     expect_close(loss, {total}, fine, text("loss, vocab ", vocab), 1);
     expect_close(d_logits, d, tolerance(), text("d_logits, vocab ", vocab), 0.5);
-    run().cross_entropy_backward(logits, d_loss, logits, lse, targets, scale);  // in place
+    run().cross_entropy_backward(logits, d_loss, logits, lse, targets, scale, 0);  // in place
     EXPECT_EQ(bytes_of(logits), bytes_of(d_logits));
   }
 }

@@ -8,6 +8,7 @@
 #include "03_zero/use_zero.h"
 #include "03_zero/zero3.h"
 #include "02_data_parallel/bucketed.h"
+#include "04_tensor_parallel/use_tensor_parallel.h"
 #include "common/checkpoint_reader.h"
 #include "common/ranks.h"
 #include "tests/rig.h"
@@ -46,10 +47,12 @@ struct LayoutRig {
     Device device = Device::CPU;
     UpdateRule rule = {};
     uint64_t seed = 5;
+    std::optional<TensorParallel> tp_how = {};
     std::function<void(Parts&)> more = {};  // recomputation, …
   };
   LayoutRig(const Settings& s, ProcessMesh& process_mesh) : settings(s), mesh(process_mesh) {
     Parts parts = plain_parts();
+    if (s.tp_how) use_tensor_parallel(parts, mesh.tp(), *s.tp_how);
     if (s.more) s.more(parts);
     use_zero(parts, parallel);
     model = std::make_unique<Stage>(s.config, parts, s.compute, s.device);
@@ -75,7 +78,7 @@ struct LayoutRig {
     for (const MicroBatch& b : mine) {
       Tape tape;
       Var loss = model->loss(tape, model->forward(tape, b), b, optimizer->scale());
-      optimizer->add_loss(loss.value);
+      if (mesh.here().tp == 0) optimizer->add_loss(loss.value);
       tape.backward(loss, one);
     }
     parallel->finish();

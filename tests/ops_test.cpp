@@ -16,7 +16,7 @@ TEST(Ops, LinearOfNeighboursIsOneMatmul) {
   q.grad = grads.rows(0, 3), k.grad = grads.rows(3, 2);
   Parameter bias = parameter("bias", {5});
   auto f = [&](Tape& t, const std::vector<Var>& x) {
-    return std::vector<Var>{linear(t, x[0], {&q, &k}, {&bias})};
+    return std::vector<Var>{linear(t, x[0], {{&q, &k}, {&bias}})};
   };
   expect_gradients(f, {random_tensor({6, 4}, "x")}, {&q, &k, &bias});
 }
@@ -24,7 +24,7 @@ TEST(Ops, LinearOfNeighboursIsOneMatmul) {
 TEST(Ops, LinearRefusesWeightsThatAreNoNeighbours) {
   Parameter q = parameter("q", {3, 4}), k = parameter("k", {2, 4});
   Tape tape;
-  EXPECT_THROW(linear(tape, {random_tensor({6, 4}, "x")}, {&q, &k}), Error);
+  EXPECT_THROW(linear(tape, {random_tensor({6, 4}, "x")}, {{&q, &k}}), Error);
 }
 
 TEST(Ops, Embedding) {
@@ -184,7 +184,7 @@ TEST(Tape, RunsWeightWorkLaterInBackwardOrder) {
   }
   Tape tape;
   Var x = tape.leaf(random_tensor({2, 3}, "x"));
-  Var y = linear(tape, linear(tape, linear(tape, x, {&a}), {&b}), {&a});
+  Var y = linear(tape, linear(tape, linear(tape, x, {{&a}}), {{&b}}), {{&a}});
   tape.backward(y, random_tensor({2, 3}, "dy"), Tape::WeightWork::Later);
   EXPECT_TRUE(order.empty());
   EXPECT_TRUE(tape.gradient(x).defined());
@@ -201,7 +201,7 @@ TEST(Tape, LaterAndNowGiveTheSameBits) {
   auto gradients = [](Tape::WeightWork when) {
     Parameter a = parameter("a", {3, 3}), b = parameter("b", {3, 3});
     Tape tape;
-    Var y = linear(tape, linear(tape, {random_tensor({2, 3}, "x")}, {&a}), {&b});
+    Var y = linear(tape, linear(tape, {random_tensor({2, 3}, "x")}, {{&a}}), {{&b}});
     tape.backward(y, random_tensor({2, 3}, "dy"), when);
     tape.weight_work();
     std::vector<double> all = a.grad.values<double>(), more = b.grad.values<double>();
@@ -217,8 +217,8 @@ TEST(Tape, HooksFireForEntriesThatNoGradientReached) {
   idle.on_grad_ready = [&](Parameter&) { ++fired; };
   Tape tape;
   Var x = tape.leaf(random_tensor({2, 3}, "x"));
-  linear(tape, x, {&idle});
-  Var y = linear(tape, x, {&used});
+  linear(tape, x, {{&idle}});
+  Var y = linear(tape, x, {{&used}});
   tape.backward(y, random_tensor({2, 3}, "dy"));
   EXPECT_EQ(fired, 1);
   EXPECT_EQ(idle.grad.values<double>(), std::vector<double>(9, 0.0));
@@ -232,7 +232,7 @@ TEST(Tape, FreesEachEntryAsItIsReplayed) {
   int64_t bytes = x.value.bytes();
   for (int i = 0; i < 3; ++i) {
     tape.mark("meter", [&] { held.push_back(memory_account()->now(Category::Activations)); });
-    x = linear(tape, x, {&w});
+    x = linear(tape, x, {{&w}});
   }
   tape.backward(std::exchange(x, {}), random_tensor({64, 64}, "dy"));
   ASSERT_EQ(held.size(), 3u);

@@ -250,7 +250,7 @@ TEST(Training, Pitfall10_SmallAddendsNeedAFp32Accumulator) {
     Tensor x = Tensor::from<bf16>({bf16(1)}, {1, 1});
     for (int i = 0; i <= 256; ++i) {
       Tape tape;
-      Var y = linear(tape, {x}, {&w});
+      Var y = linear(tape, {x}, {{&w}});
       tape.backward(y, Tensor::from<bf16>({bf16(i == 0 ? 256.0f : 1.0f)}, {1, 1}));
     }
     return doubles(w.grad)[0];
