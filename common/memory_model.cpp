@@ -11,6 +11,22 @@ ModelMemory model_memory(int64_t n, DType compute, DType gradients) {
           master == compute ? 0 : n * each, 2 * n * each};
 }
 
+ModelMemory zero_memory(const std::vector<int64_t>& buckets, DType compute, DType gradients,
+                        int stage, Cut data) {
+  require(stage >= 0 && stage <= 3, "ZeRO has the stages 0 to 3, not ", stage);
+  int64_t weights = 0, summed = 0, updated = 0;  // elements of this rank
+  for (int64_t n : buckets) {
+    int64_t shard = (n + data.size - 1) / data.size, padded = shard * data.size;
+    weights += stage == 0 ? n : stage < 3 ? padded : shard;
+    summed += stage == 0 ? n : stage < 2 ? padded : shard;
+    updated += stage == 0 ? n : std::clamp<int64_t>(n - data.rank * shard, 0, shard);
+  }
+  ModelMemory m = model_memory(updated, compute, gradients);
+  m.weights = weights * int64_t(size_of(compute));
+  m.gradients = summed * int64_t(size_of(gradients));
+  return m;
+}
+
 ActivationMemory activation_memory(const ModelConfig& c, BatchShape batch, DType compute,
                                    Recompute recompute) {
   int64_t tokens = batch.tokens(), h = c.hidden, q = c.q_size(), kv = c.kv_size(), f = c.ffn;

@@ -13,9 +13,12 @@
 //   and each norm one fp32 number                                             down     keeps its
 //   input F
 
+#include <vector>
+
 #include "common/dtype.h"
 #include "common/flops.h"
 #include "common/model_config.h"
+#include "common/parameter.h"
 
 namespace lockstep {
 
@@ -25,6 +28,18 @@ struct ModelMemory {
   int64_t total() const { return weights + gradients + master + moments; }
 };
 ModelMemory model_memory(int64_t parameters, DType compute, DType gradients);
+
+// The same for one rank of `data`, with ZeRO's stage 0 to 3 (parallel_formulas.h). Exact for the
+// flat buckets of those sizes: weights and gradients have padding to equal shards, masters and
+// moments have none, so that the last ranks may hold less of these. What is whole for a moment
+// (gradients of stage 2, weights of stage 3) counts as buffers and comes on top.
+ModelMemory zero_memory(const std::vector<int64_t>& buckets, DType compute, DType gradients,
+                        int stage, Cut data);
+// As one bucket, on the first rank.
+inline ModelMemory zero_memory(int64_t parameters, DType compute, DType gradients, int stage,
+                               int data_ranks) {
+  return zero_memory({parameters}, compute, gradients, stage, {0, data_ranks});
+}
 
 struct BatchShape {
   int64_t sequences, length;
