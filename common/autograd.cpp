@@ -113,4 +113,9 @@ Tensor Tape::gradient(const Var& leaf) const {
   return found == leaf_gradients_.end() ? Tensor() : found->second;
 }
 
+Tensor Tape::take_gradient(const Var& leaf) {
+  auto found = leaf_gradients_.extract(leaf.entry);
+  return found ? std::move(found.mapped()) : Tensor();
+}
+
 }  // namespace lockstep

@@ -56,6 +56,7 @@ class Tape {
   // The weight adjoints that Later left behind, in the order in which backward met them.
   void weight_work();
   Tensor gradient(const Var& leaf) const;
+  Tensor take_gradient(const Var& leaf);  // the tape keeps it no longer
 
   bool records() const { return mode_ == Mode::Record; }
   // The parameters this tape uses, in the order of their first use.

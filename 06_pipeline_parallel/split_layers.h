@@ -1,0 +1,60 @@
+#pragma once
+// Which layers each stage holds. The head's matmul and the loss cost as much as several layers
+// where the vocabulary is large, so even numbers of layers are not even work:
+//
+//   evenly     30 layers, 4 stages    8 8 7 7           larger parts first
+//   by cost    + a head worth 4       9 8 8 5 + head    no stage takes longer than it must
+//
+// Every layer is in exactly one stage, in order.
+
+#include <algorithm>
+
+#include "common/flops.h"
+#include "common/model.h"
+
+namespace lockstep {
+
+// What the ends cost, in layers: 0 each for an even split.
+struct EndCosts {
+  double embedding = 0, head = 0;
+};
+
+// Forward operations of the head over those of a layer, per token: V H against the layer's matrices
+// and attention's two products.
+inline EndCosts end_costs(const ModelConfig& c, int64_t length) {
+  double attention = double(c.hidden) * double(2 * c.q_size() + 2 * c.kv_size());
+  double layer = attention + 3 * double(c.hidden * c.ffn) + double(length * c.q_size());
+  return {0, double(c.vocab * c.hidden) / layer};
+}
+
+inline std::vector<StageSpan> split_layers(int64_t layers, int stages, EndCosts ends = {}) {
+  require(stages <= layers, layers, " layers cannot be cut over ", stages,
+          " stages, which leaves a stage without a layer: at most ", layers, " stages");
+  // The least cost that a stage may have so that `stages` of them hold all layers.
+  auto room = [&](int stage, double cost) {
+    double free = cost - (stage == 0 ? ends.embedding : 0) - (stage == stages - 1 ? ends.head : 0);
+    return std::max<int64_t>(1, int64_t(free + 1e-9));  // no stage is empty
+  };
+  double cost = std::ceil(double(layers) / stages);
+  if (ends.embedding + ends.head > 0) {
+    for (cost = 1;; cost += 0.25) {
+      int64_t hold = 0;
+      for (int s = 0; s < stages; ++s) hold += room(s, cost);
+      if (hold >= layers) break;
+    }
+  }
+  std::vector<StageSpan> spans;
+  int64_t first = 0;
+  for (int s = 0; s < stages; ++s) {
+    bool even = ends.embedding + ends.head == 0;
+    int64_t later = stages - 1 - s;  // stages that still need a layer each
+    int64_t count =
+        even ? share(layers, {s, stages}).count : std::min(room(s, cost), layers - first - later);
+    if (s == stages - 1) count = layers - first;
+    spans.push_back({first, count, s == 0, s == stages - 1});
+    first += count;
+  }
+  return spans;
+}
+
+}  // namespace lockstep
