@@ -23,7 +23,7 @@ Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
   kv_heads_ = kv.count;
   std::string attention = prefix_ + "self_attn.";
   input_norm_ = gain(parts, prefix_ + "input_layernorm.weight", c.hidden);
-  bool copied = parts.tp.size > c.kv_heads;
+  AxisSet copied = parts.tp.size > c.kv_heads ? AxisSet{Axis::KvCopies} : AxisSet{};
   qkv_ = projection(parts, attention, Along::Columns,
                     {{"q_proj", c.q_size(), c.hidden, rows(q)},
                      {"k_proj", c.kv_size(), c.hidden, rows(kv), copied},
@@ -56,36 +56,41 @@ Var Block::forward(Tape& tape, const Var& x, const MicroBatch& batch, const Tens
   return add(tape, middle.sum, fed);
 }
 
-Embedding::Embedding(const ModelConfig& c, const Parts& parts) {
-  table_ =
-      projection(parts, "model.", Along::Columns,
-                 {{"embed_tokens", c.vocab, c.hidden, share(c.vocab, parts.tp)}}, false, c.init_std)
-          .weights[0];
+// The tied table is the embedding's and the head's; in a pipeline whose ends are different ranks,
+// both have a copy.
+static AxisSet table_copies(const ModelConfig& c, const StageSpan& span) {
+  return c.tied && span.ends_apart ? AxisSet{Axis::Ends} : AxisSet{};
+}
+
+Embedding::Embedding(const ModelConfig& c, const Parts& parts, const StageSpan& span) {
+  Matrix table{"embed_tokens", c.vocab, c.hidden, share(c.vocab, parts.tp), table_copies(c, span)};
+  table_ = projection(parts, "model.", Along::Columns, {table}, false, c.init_std).weights[0];
   unit_ = {Unit::Embedding, "embedding", groups(), {}};
 }
 
-Head::Head(const ModelConfig& c, const Parts& parts, Parameter* tied_table) {
+Head::Head(const ModelConfig& c, const Parts& parts, const StageSpan& span, Parameter* table) {
   norm_ = gain(parts, "model.norm.weight", c.hidden);
-  weight_ = tied_table;
-  if (!tied_table)
-    weight_ =
-        projection(parts, "", Along::Columns,
-                   {{"lm_head", c.vocab, c.hidden, share(c.vocab, parts.tp)}}, false, c.init_std)
-            .weights[0];
+  weight_ = table;
+  if (!table) {
+    Matrix head{c.tied ? "embed_tokens" : "lm_head", c.vocab, c.hidden, share(c.vocab, parts.tp),
+                table_copies(c, span)};
+    const char* prefix = c.tied ? "model." : "";
+    weight_ = projection(parts, prefix, Along::Columns, {head}, false, c.init_std).weights[0];
+  }
   unit_ = {Unit::Head, "head", groups(), {}};
-  if (tied_table) unit_.borrowed.push_back(tied_table);
+  if (table) unit_.borrowed.push_back(table);
 }
 
 Stage::Stage(const ModelConfig& config, const Parts& parts, DType compute, Device device)
     : Stage(config, parts, compute, device, {0, config.layers, true, true}) {}
 
 Stage::Stage(const ModelConfig& config, const Parts& parts, DType compute, Device device,
-             StageSpan span)
+             StageSpan span, Parameter* table)
     : config_(config), parts_(parts), compute_(compute), device_(device) {
   config_.validate();
   inv_freq_ = rope_frequencies(config.head_dim, config.rope_theta, compute, device);
   if (span.embedding) {
-    embedding_ = std::make_unique<Embedding>(config_, parts_);
+    embedding_ = std::make_unique<Embedding>(config_, parts_, span);
     units_.push_back(&embedding_->unit());
   }
   for (int64_t i = 0; i < span.layers; ++i) {
@@ -93,8 +98,8 @@ Stage::Stage(const ModelConfig& config, const Parts& parts, DType compute, Devic
     units_.push_back(&blocks_.back()->unit());
   }
   if (span.head) {
-    bool shares = config.tied && embedding_;
-    head_ = std::make_unique<Head>(config_, parts_, shares ? &embedding_->table() : nullptr);
+    if (config.tied && embedding_) table = &embedding_->table();
+    head_ = std::make_unique<Head>(config_, parts_, span, table);
     units_.push_back(&head_->unit());
   }
 }

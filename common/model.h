@@ -17,6 +17,7 @@ namespace lockstep {
 struct StageSpan {
   int64_t first_layer = 0, layers = 0;
   bool embedding = true, head = true;
+  bool ends_apart = false;  // embedding and head are on different ranks (Axis::Ends)
 };
 
 class Block : public Module {
@@ -41,7 +42,7 @@ class Block : public Module {
 
 class Embedding : public Module {
  public:
-  Embedding(const ModelConfig&, const Parts&);
+  Embedding(const ModelConfig&, const Parts&, const StageSpan&);
   Parameter& table() { return *table_; }
   Unit& unit() { return unit_; }
 
@@ -52,7 +53,7 @@ class Embedding : public Module {
 
 class Head : public Module {
  public:
-  Head(const ModelConfig&, const Parts&, Parameter* tied_table);
+  Head(const ModelConfig&, const Parts&, const StageSpan&, Parameter* tied_table);
   Parameter& norm() { return *norm_; }
   Parameter& weight() { return *weight_; }
   Unit& unit() { return unit_; }
@@ -65,7 +66,10 @@ class Head : public Module {
 class Stage {
  public:
   Stage(const ModelConfig&, const Parts&, DType compute, Device);  // the whole model
-  Stage(const ModelConfig&, const Parts&, DType compute, Device, StageSpan);
+  // A part of it. tied_table: the embedding's, if another stage of this rank has it.
+  Stage(const ModelConfig&, const Parts&, DType compute, Device, StageSpan,
+        Parameter* tied_table = nullptr);
+  Parameter* table() { return embedding_ ? &embedding_->table() : nullptr; }
   Stage(const Stage&) = delete;  // its blocks keep references into it
 
   // [T, H] after this stage's blocks. x is ignored by a stage that holds the embedding.

@@ -27,6 +27,11 @@ struct AxisSet {
   constexpr AxisSet(std::initializer_list<Axis> axes) {
     for (Axis a : axes) bits |= uint8_t(1u << int(a));
   }
+  constexpr AxisSet with(AxisSet other) const {
+    AxisSet all;
+    all.bits = bits | other.bits;
+    return all;
+  }
   constexpr AxisSet without(AxisSet other) const {
     AxisSet rest;
     rest.bits = uint8_t(bits & ~other.bits);

@@ -42,7 +42,7 @@ Projection Module::projection(const Parts& parts, const std::string& prefix, Alo
   for (const Matrix& m : matrices) {
     Shard shard = cut_shard({m.out, m.in}, along == Along::Columns ? 0 : 1, m.range);
     std::string name = prefix + m.name;
-    AxisSet copies = m.copied ? AxisSet{Axis::Data, Axis::KvCopies} : AxisSet{Axis::Data};
+    AxisSet copies = AxisSet{Axis::Data}.with(m.copies);
     p.weights.push_back(declare(name + ".weight", shard, {Init::Normal, std}, copies, copies));
     if (!bias) continue;
     // The bias of a row-parallel matrix is added once, after the partial sums: every rank has it

@@ -45,7 +45,7 @@ class Module {
     const char* name;
     int64_t out, in;      // of the whole model
     Range range;          // this rank's part of out (Columns) or of in (Rows)
-    bool copied = false;  // neighbours hold the same part (Axis::KvCopies)
+    AxisSet copies = {};  // axes, beside the data's, over which ranks hold the same part
   };
   Parameter* gain(const Parts&, const std::string& name, int64_t size);
   Parameter* declare(std::string name, Shard, Init, AxisSet replicas, AxisSet sum_over);
