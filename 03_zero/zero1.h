@@ -71,6 +71,10 @@ class Zero1 : public DataParallel {
     }
   }
 
+  // Known at once, not at the end of the step: a sum that starts in every micro-batch, or between
+  // two gathers (zero3.h), must start at the same place on ranks that have used the parameter.
+  void unused(Parameter& p) override { order_->ready(p, /*used=*/false); }
+
   void updated(size_t i) override {
     if (gather_ == Gather::DuringOptimizer)
       for (Shards& s : shards_)
