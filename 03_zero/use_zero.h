@@ -5,7 +5,8 @@
 //   forward    acquire   mark "release"   unit …   mark "acquire"   release
 //   backward             ◀ release        ◀ unit   ◀ acquire
 //
-// Wrapped around recomputation, so that one acquire serves a unit's second forward and its backward.
+// Wrapped around recomputation, so that one acquire serves a unit's second forward and its
+// backward.
 
 #include <memory>
 

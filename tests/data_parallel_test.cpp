@@ -235,9 +235,8 @@ TEST(DataParallel, Pitfall19_LayerSkippedOnOneRankContributesZero) {
   }
 }
 
-// A layer that is left out of the first micro-batch alone: what is summed per micro-batch falls
-// behind and catches up in the middle of the second backward, when the tied table has half of its
-// gradient.
+// A layer that is left out of the first micro-batch alone. Were its sums to catch up in the second,
+// they would start in the middle of a backward, when the tied table has half of its gradient.
 TEST(DataParallel, Pitfall19_LayerSkippedInOneMicroBatch) {
   for (Skips skips : {Skips([](int, int k) { return k == 0; }),
                       Skips([](int rank, int k) { return rank == 1 && k == 0; })})
