@@ -50,6 +50,7 @@ struct LayoutRig {
     UpdateRule rule = {};
     uint64_t seed = 5;
     std::function<void(Parts&)> more = {};  // recomputation, …
+    std::function<void(const std::vector<Owned>&)> weights = {};  // instead of random ones
     // Instead of `sync`: a strategy of the test's own.
     std::function<std::unique_ptr<DataParallel>(std::vector<Stage*>, ProcessMesh&,
                                                 DataParallel::Settings)>
@@ -63,7 +64,11 @@ struct LayoutRig {
     parallel = s.make ? s.make({model.get()}, mesh, s.parallel)
                       : make_parallel(s.sync, {model.get()}, mesh, s.parallel);
     parallel->allocate();
-    initialise(parallel->owned(), s.seed);
+    if (s.weights) {
+      s.weights(parallel->owned());
+    } else {
+      initialise(parallel->owned(), s.seed);
+    }
     parallel->publish();
     optimizer = std::make_unique<AdamW>(parallel->owned(), s.rule, s.device, &mesh.world());
     one = Tensor::empty({1}, sum_type(s.compute), s.device, Category::Buffers);
