@@ -155,6 +155,63 @@ TEST(DataParallel, Pitfall38_ClippingComesAfterTheSum) {
     });
 }
 
+// Norm gains whose rows are spread over TP ranks, too: their gradients are parts of a sum over both
+// axes, those of matrices over the data alone. Buckets keep them apart, and every neighbour in one.
+Parts spread_rows() {
+  Parts parts = plain_parts();
+  parts.stream = {Axis::Data, Axis::TP};
+  return parts;
+}
+TEST(DataParallel, BucketsHoldEveryParameterOnceAndOneSumEach) {
+  ModelConfig config = small_config();
+  config.attention_bias = config.mlp_bias = true;
+  Stage model(config, spread_rows(), DType::F32, Device::CPU);
+  for (CutAt cut : {CutAt::Size, CutAt::Units})
+    for (int64_t limit : {int64_t(1), int64_t(300), int64_t(1000), INT64_MAX}) {
+      std::map<Parameter*, size_t> bucket_of;
+      std::vector<Bucket> buckets = make_buckets({&model}, limit, cut);
+      for (size_t b = 0; b < buckets.size(); ++b) {
+        int64_t size = 0;
+        for (Parameter* p : buckets[b].parameters) {
+          EXPECT_TRUE(bucket_of.emplace(p, b).second) << p->name << " is in two buckets";
+          EXPECT_EQ(p->sum_over, buckets[b].parameters[0]->sum_over);
+          size += p->size();
+        }
+        EXPECT_EQ(buckets[b].size, size);
+      }
+      EXPECT_EQ(bucket_of.size(), model.parameters().size());
+      for (Unit* unit : model.units())
+        for (const Weights& group : unit->groups)
+          for (Parameter* p : group) EXPECT_EQ(bucket_of[p], bucket_of[group[0]]) << p->name;
+      if (limit == INT64_MAX)
+        EXPECT_EQ(buckets.size(), cut == CutAt::Size ? 2u : 2 * model.units().size() - 1);
+    }
+}
+TEST(DataParallel, GradientsInPartsAreSummedOverAllTheirAxesAndCountedOnce) {
+  for (Sync sync : kAllSyncs)
+    run_threads(4, Device::CPU, {.time_limit = 10, .check_calls = true}, [&](Communicator& world) {
+      ProcessMesh mesh(world, {.dp = 2, .tp = 2});
+      LayoutRig::Settings s;
+      s.sync = sync;
+      s.parallel.bucket_bytes = 2000;
+      s.more = [](Parts& parts) { parts = spread_rows(); };
+      LayoutRig rig(s, mesh);
+      begin_step(rig, 1);
+      hand_out(backwards(rig), [](const Parameter&, int64_t) { return 1.0f; });
+      rig.parallel->finish();
+      for (const Owned& o : rig.parallel->owned()) {
+        bool gain = o.parameter->shard.whole.size() == 1;
+        for (double g : doubles(o.grad)) ASSERT_EQ(g, gain ? 4 : 2) << o.parameter->name;
+      }
+      rig.update();
+      // TP ranks hold different matrices (here: as many as the whole), and the same gains.
+      int64_t gains = (2 * s.config.layers + 1) * s.config.hidden;
+      int64_t matrices = s.config.parameters() - gains;
+      EXPECT_NEAR(rig.state().gradient_norm, std::sqrt(16.0 * gains + 2 * 4.0 * matrices), 1e-9)
+          << name_of(sync);
+    });
+}
+
 // --- Layers that are left out ------------------------------------------------------------------
 
 // Layer 1 passes its input on wherever skips() says so. Inside of what gathers weights, as a
