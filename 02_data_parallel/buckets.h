@@ -1,7 +1,7 @@
 #pragma once
 // Which gradients lie in one block of memory, in the order in which backward finishes them: from
-// the head to the embedding. A bucket is closed when it has reached its size. It is never cut inside
-// a group of neighbours (q|k|v, gate|up): one matmul writes their gradients.
+// the head to the embedding. A bucket is closed when it has reached its size. It is never cut
+// inside a group of neighbours (q|k|v, gate|up): one matmul writes their gradients.
 //
 //   bucket 0   [ lm_head | norm | down 9 | gate 9 up 9 ]
 //   bucket 1   [ … ]                        every parameter's gradient is a view: nothing is copied

@@ -42,8 +42,7 @@ class Zero2 : public Zero1 {
     for (Shards& s : shards_) {
       s.grad = Tensor::empty({sharding(s).shard()}, gradient_type(*s.bucket.stage),
                              s.bucket.stage->device(), Category::Gradients);
-      for (Parameter* p : s.bucket.parameters)
-        p->need_grad = [this, &s](Parameter&) { open(s); };
+      for (Parameter* p : s.bucket.parameters) p->need_grad = [this, &s](Parameter&) { open(s); };
     }
   }
 

@@ -1,6 +1,6 @@
 #pragma once
-// ZeRO stage 3: a rank keeps only its shard of the weights, too. A unit's weights (embedding, block,
-// head) are gathered just before it computes, and released at once:
+// ZeRO stage 3: a rank keeps only its shard of the weights, too. A unit's weights (embedding,
+// block, head) are gathered just before it computes, and released at once:
 //
 //   memory    (weights 2 + gradients 2 + master 4 + moments 8)Ψ/N, and two units
 //
@@ -52,9 +52,7 @@ class Zero3 : public Zero2 {
   }
 
  protected:
-  std::vector<Bucket> buckets() override {
-    return make_buckets(chunks_, INT64_MAX, CutAt::Units);
-  }
+  std::vector<Bucket> buckets() override { return make_buckets(chunks_, INT64_MAX, CutAt::Units); }
 
   void allocate_values() override {
     for (Shards& s : shards_) {
@@ -67,8 +65,8 @@ class Zero3 : public Zero2 {
   // Starts to gather, unless it is there or on its way.
   void fetch(Shards& s) {
     if (s.whole_value.defined()) return;
-    s.whole_value = Tensor::empty({sharding(s).padded()}, s.value.dtype(), s.value.device(),
-                                  Category::Buffers);
+    s.whole_value =
+        Tensor::empty({sharding(s).padded()}, s.value.dtype(), s.value.device(), Category::Buffers);
     give_out(s.bucket, s.whole_value, &Parameter::value);
     gather(s);
   }
