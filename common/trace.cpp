@@ -128,9 +128,9 @@ void Trace::add(int64_t window, std::shared_ptr<const OperationTimes> operation)
     b.operations.push_back({std::move(operation), step_ + 1});
 }
 
-void Trace::instant(const char* name) {
+void Trace::instant(std::string name) {
   int64_t at = now();
-  add(window_, name, Kind::Instant, at, at);
+  add(window_, std::move(name), Kind::Instant, at, at);
 }
 
 void Trace::forget() {

@@ -105,7 +105,7 @@ class Trace {
   Device device() const { return device_; }
   TraceSchedule::Phase phase() const { return phase_; }
   const TraceSchedule& schedule() const { return schedule_; }
-  void instant(const char* name);
+  void instant(std::string name);
   const Recording& recording() const { return recording_; }
 
   // For spans. A window is one phase of recording; what began in another is dropped.
