@@ -60,7 +60,8 @@ OverlapMeter::Sum OverlapMeter::Reading::sum(const std::string& group, int64_t b
     exposed += o.exposed;
     under_way.insert(under_way.end(), o.under_way.begin(), o.under_way.end());
   }
-  sum.under_way = 1e-9 * double(length_of(united(under_way)));
+  // What the rank's own calls take beside the messages belongs to the operation, too.
+  sum.under_way = 1e-9 * double(std::max(length_of(united(under_way)), exposed));
   sum.exposed = 1e-9 * double(exposed);
   return sum;
 }

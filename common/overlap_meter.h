@@ -48,7 +48,7 @@ class OverlapMeter {
   struct Sum {
     int64_t operations = 0, payload = 0;
     double under_way = 0, exposed = 0;  // seconds; operations that are under way at once count once
-    double exposed_share() const { return under_way > 0 ? std::min(1., exposed / under_way) : 0; }
+    double exposed_share() const { return under_way > 0 ? exposed / under_way : 0; }
   };
   struct Reading {
     std::vector<Operation> operations;
