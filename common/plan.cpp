@@ -23,10 +23,12 @@ Corpus open_corpus(Options& o) {
 }
 
 void settle_ranks(Options& o, ProcessMesh& mesh) {
-  settle_batch(o, mesh.shape().dp);
+  // Refused once, not by every rank: the others wait for the seed meanwhile.
+  if (mesh.world().rank() == 0) settle_batch(o, mesh.shape().dp);
   Tensor seed = Tensor::from<int64_t>({int64_t(o.seed)}, {1}, o.device, Category::Buffers);
   mesh.world().broadcast(seed, 0).wait();
   o.seed = uint64_t(seed.values<int64_t>()[0]);
+  settle_batch(o, mesh.shape().dp);
 }
 
 void print_plan(const Options& o, const Corpus& corpus) {
