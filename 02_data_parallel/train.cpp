@@ -4,9 +4,10 @@
 //   rank 1   samples 2 3 ─▶ forward, backward ─▶ gradient ┼─▶ sum ──┼▶ step ┼ the same weights
 //   rank 2   samples 4 5 ─▶ forward, backward ─▶ gradient ┘         └▶ step ┘ everywhere
 //
-// Compared with 01_single_gpu/train.cpp: a rank feeds itself with its share of the batch, all agree
-// on the number of valid tokens before the first loss, and finish() sums the gradients. When the
-// sum starts, and of how much at once, is the difference between
+// The loop is common/training.h. Compared with 01_single_gpu/train.cpp, a rank feeds itself with
+// its share of the batch, all agree on the number of valid tokens before the first loss, and
+// finish() sums the gradients. When the sum starts, and of how much at once, is the difference
+// between
 //
 //     --sync naive        after backward, one gradient after the other       naive.h
 //     --sync overlapped   each as soon as backward has finished it           overlapped.h
@@ -17,18 +18,12 @@
 //     ./lockstep run 02 --ranks 2 --steps 10 --check     beside the same training on one rank
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 
 #include "01_single_gpu/recompute.h"
 #include "02_data_parallel/bucketed.h"
-#include "common/checks.h"
-#include "common/diagnose.h"
-#include "common/evaluate.h"
-#include "common/feed.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
-#include "common/report.h"
-#include "common/resume.h"
+#include "common/training.h"
 
 using namespace lockstep;
 
@@ -50,9 +45,7 @@ static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& mo
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   ProcessMesh mesh(world, {.dp = world.size()});
   settle_ranks(options, mesh);
-  const Cut data{mesh.data().rank(), mesh.data().size()};
-  const bool speaks = world.rank() == 0;
-  if (speaks) print_plan(options, corpus);
+  if (world.rank() == 0) print_plan(options, corpus);
   if (options.dry_run) return;
 
   Parts parts = plain_parts();
@@ -61,64 +54,7 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   Stage model(options.config, parts, options.compute, options.device);
   std::unique_ptr<DataParallel> parallel = make_parallel(flags, model, mesh, options.gradients);
   parallel->allocate();
-  start_weights(model, parallel->owned(), options, &mesh.data());
-
-  Feed feed(corpus, options, data);
-  AdamW optimizer(parallel->owned(), update_rule(options, feed.steps()), options.device, &world);
-  Checkpoints checkpoints(options, corpus, optimizer, feed.steps(), &world);
-  int64_t done = checkpoints.resume();
-  Checks checks(flags.checks, model, *parallel, mesh, options, corpus, optimizer);
-  Report report(options, feed.steps(), data);
-  auto trace = start_trace(speaks ? options.trace : "", speaks && options.profile, options.device,
-                           checkpoints.last_step() - done);
-  TraceScope scope(trace.get());
-  Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device, Category::Buffers);
-  on(one).fill(one, 1);
-
-  for (int64_t step = done + 1; step <= checkpoints.last_step(); ++step) {
-    world.ledger().clear();  // or it would grow for as long as the run does
-    Span part(trace.get(), "data", Span::Kind::Data);
-    StepBatch batch = feed.step(step - 1);
-    part.next("begin");
-    mesh.data().all_reduce(batch.valid).wait();
-    parallel->begin_step(int64_t(batch.micro_batches.size()));
-    optimizer.begin_step(batch.valid);
-    for (const MicroBatch& micro_batch : batch.micro_batches) {
-      part.next("forward");
-      Tape tape;
-      Var hidden = model.forward(tape, micro_batch);
-      Var loss = model.loss(tape, hidden, micro_batch, optimizer.scale());
-      optimizer.add_loss(loss.value);
-      part.next("backward");
-      tape.backward(loss, one);
-    }
-    part.next("sum");
-    parallel->finish();
-    part.next("optimizer");
-    optimizer.step();
-    parallel->publish();
-    report.step(step, optimizer.state(), batch.tokens);
-    checks.step(step);
-
-    part.next("evaluate");
-    bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
-    if (evaluates && step < feed.steps())
-      report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
-    if (checkpoints.due(step)) {
-      part.next("checkpoint");
-      report.finish();
-      checkpoints.save(step);
-    }
-    part.end();
-    if (trace && trace->step()) show_trace(trace->recording(), options.trace, options.profile);
-  }
-  report.finish();
-  report.summary();
-  export_weights(model, *parallel, options, speaks);
-
-  show_sample(model, corpus, options, speaks);
-  double loss = evaluate(model, feed.validation(), &mesh.data());
-  if (speaks) std::printf("validation loss %.3f\n", loss);
+  Training({mesh, options, corpus, {&model}, *parallel, flags.checks}).run();
 }
 
 int main(int argc, char** argv) {

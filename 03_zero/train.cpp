@@ -7,8 +7,7 @@
 //   --stage 3          1/N each       1/N each       1/N each       3mΨ           zero3.h
 //
 // Compared with 02_data_parallel/train.cpp: every unit of the model asks for its weights before it
-// computes (use_zero), and the optimizer says which piece is updated, so that it can travel while
-// later ones wait. After the first steps the program prints what each rank holds and what has
+// computes (use_zero). After the first steps the program prints what each rank holds and what has
 // moved, beside the formulas (accounts.h).
 //
 //     ./lockstep run 03 --ranks 4 --stage 3              ranks as threads
@@ -16,21 +15,15 @@
 //     ./lockstep run 03 --ranks 2 --steps 10 --check     beside the same training on one rank
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 
 #include "01_single_gpu/recompute.h"
 #include "02_data_parallel/bucketed.h"
 #include "03_zero/accounts.h"
 #include "03_zero/use_zero.h"
 #include "03_zero/zero3.h"
-#include "common/checks.h"
-#include "common/diagnose.h"
-#include "common/evaluate.h"
-#include "common/feed.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
-#include "common/report.h"
-#include "common/resume.h"
+#include "common/training.h"
 
 using namespace lockstep;
 
@@ -55,11 +48,25 @@ static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& mo
   }
 }
 
+// Tells once what every rank holds and what a step has moved.
+class ZeroTraining : public Training {
+ public:
+  ZeroTraining(const Job& job, const ZeroPlan& plan) : Training(job), plan_(plan) {}
+
+ protected:
+  void taken(int64_t step, const StepBatch& batch) override {
+    if (step != std::min(done_ + 2, checkpoints_.last_step())) return;
+    show_accounts(job_.mesh.world(), job_.options.device, plan_, job_.mesh.data().name(),
+                  int64_t(batch.micro_batches.size()));
+  }
+
+ private:
+  const ZeroPlan& plan_;
+};
+
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   ProcessMesh mesh(world, {.dp = world.size()});
   settle_ranks(options, mesh);
-  const Cut data{mesh.data().rank(), mesh.data().size()};
-  const bool speaks = world.rank() == 0;
 
   std::unique_ptr<DataParallel> parallel;  // the model's units ask it for their weights
   Parts parts = plain_parts();
@@ -68,73 +75,12 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   use_zero(parts, parallel);
   Stage model(options.config, parts, options.compute, options.device);
   DataParallel::Settings settings{options.gradients, int64_t(flags.bucket_mb * 1e6)};
-  ZeroPlan plan(model, int(flags.stage), settings, data);
-  if (speaks) print_plan(options, corpus, plan.memory());
+  ZeroPlan plan(model, int(flags.stage), settings, {mesh.data().rank(), mesh.data().size()});
+  if (world.rank() == 0) print_plan(options, corpus, plan.memory());
   if (options.dry_run) return;
   parallel = make_parallel(flags, model, mesh, settings);
   parallel->allocate();
-  start_weights(model, parallel->owned(), options, &mesh.data());
-
-  Feed feed(corpus, options, data);
-  AdamW optimizer(parallel->owned(), update_rule(options, feed.steps()), options.device, &world);
-  Checkpoints checkpoints(options, corpus, optimizer, feed.steps(), &world);
-  int64_t done = checkpoints.resume();
-  parallel->publish();  // the first weights
-  Checks checks(flags.checks, model, *parallel, mesh, options, corpus, optimizer);
-  Report report(options, feed.steps(), data);
-  auto trace = start_trace(speaks ? options.trace : "", speaks && options.profile, options.device,
-                           checkpoints.last_step() - done);
-  TraceScope scope(trace.get());
-  Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device, Category::Buffers);
-  on(one).fill(one, 1);
-
-  for (int64_t step = done + 1; step <= checkpoints.last_step(); ++step) {
-    Span part(trace.get(), "data", Span::Kind::Data);
-    StepBatch batch = feed.step(step - 1);
-    int64_t micro_batches = int64_t(batch.micro_batches.size());
-    part.next("begin");
-    mesh.data().all_reduce(batch.valid).wait();
-    world.ledger().clear();  // what follows, up to publish(), is what the formulas speak of
-    parallel->begin_step(micro_batches);
-    optimizer.begin_step(batch.valid);
-    for (const MicroBatch& micro_batch : batch.micro_batches) {
-      part.next("forward");
-      Tape tape;
-      Var hidden = model.forward(tape, micro_batch);
-      Var loss = model.loss(tape, hidden, micro_batch, optimizer.scale());
-      optimizer.add_loss(loss.value);
-      part.next("backward");
-      tape.backward(loss, one);
-    }
-    part.next("sum");
-    parallel->finish();
-    part.next("optimizer");
-    optimizer.step([&](size_t piece) { parallel->updated(piece); });
-    parallel->publish();
-    report.step(step, optimizer.state(), batch.tokens);
-    if (step == std::min(done + 2, checkpoints.last_step()))
-      show_accounts(world, options.device, plan, mesh.data().name(), micro_batches);
-    checks.step(step);
-
-    part.next("evaluate");
-    bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
-    if (evaluates && step < feed.steps())
-      report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
-    if (checkpoints.due(step)) {
-      part.next("checkpoint");
-      report.finish();
-      checkpoints.save(step);
-    }
-    part.end();
-    if (trace && trace->step()) show_trace(trace->recording(), options.trace, options.profile);
-  }
-  report.finish();
-  report.summary();
-  export_weights(model, *parallel, options, speaks);
-
-  show_sample(model, corpus, options, speaks);
-  double loss = evaluate(model, feed.validation(), &mesh.data());
-  if (speaks) std::printf("validation loss %.3f\n", loss);
+  ZeroTraining({mesh, options, corpus, {&model}, *parallel, flags.checks}, plan).run();
 }
 
 int main(int argc, char** argv) {
