@@ -36,20 +36,21 @@ class LaunchOrder {
     rounds_ = each_ == Each::Step ? 1 : micro_batches;
     next_ = 0;
     ready_.clear();
+    used_.clear();
   }
-  // A tape has added its last gradient to p.
-  void ready(Parameter& p) {
+  // A tape has added its last gradient to p, or will add none.
+  void ready(Parameter& p, bool used = true) {
     ++ready_[&p];
+    if (used) used_.insert(&p);
     while (next_ < rounds_ * int64_t(buckets_.size()) && complete(next_)) launch(next_++);
   }
   void finish() {
-    for (; next_ < rounds_ * int64_t(buckets_.size()); ++next_) {
-      for (Parameter* p : buckets_[bucket(next_)])
-        if (ready_[p] == 0 && named_.insert(p).second)
+    for (; next_ < rounds_ * int64_t(buckets_.size()); ++next_) launch(next_);
+    for (const Weights& bucket : buckets_)
+      for (Parameter* p : bucket)
+        if (!used_.contains(p) && named_.insert(p).second)
           std::fprintf(stderr, "%s took no part in a step: its gradient is zero\n",
                        p->name.c_str());
-      launch(next_);
-    }
   }
 
  private:
@@ -75,7 +76,7 @@ class LaunchOrder {
   std::function<void(size_t, int64_t)> launch_;
   std::unordered_map<Parameter*, int64_t> tapes_, ready_;  // in a micro-batch; so far in this step
   int64_t micro_batches_ = 0, rounds_ = 0, next_ = 0;
-  std::unordered_set<Parameter*> named_;
+  std::unordered_set<Parameter*> used_, named_;  // in this step; once is enough
 };
 
 }  // namespace lockstep

@@ -21,7 +21,12 @@ inline void use_zero(Parts& parts, const std::unique_ptr<DataParallel>& parallel
                                                    const Body& body) {
     Pass pass = tape.records() ? Pass::Forward : Pass::Evaluation;
     parallel->acquire(unit, pass);
-    tape.mark("release", [p = parallel.get(), &unit] { p->release(unit, Pass::Backward); });
+    tape.mark("release", [p = parallel.get(), &unit, &tape] {
+      for (const Weights& group : unit.groups)
+        for (Parameter* weight : group)
+          if (!tape.uses(weight)) p->unused(*weight);
+      p->release(unit, Pass::Backward);
+    });
     Var out = inner(tape, x, unit, body);
     tape.mark("acquire", [p = parallel.get(), &unit] { p->acquire(unit, Pass::Backward); });
     parallel->release(unit, pass);

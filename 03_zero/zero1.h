@@ -44,10 +44,9 @@ class Zero1 : public DataParallel {
     for (Shards& s : shards_) {
       Cut data{mesh_.data().rank(), mesh_.data().size()};
       auto counted = [this](const Parameter& p) { return counts(p); };
-      for (Owned& o : owned_of(s.bucket, s.value, s.grad, data, counted)) {
+      for (Owned& o : owned_of(s.bucket, s.value, s.grad, data, counted))
         owned_.push_back(std::move(o));
-        s.last_owned = owned_.size() - 1;
-      }
+      s.owned_end = owned_.size();
       for (Parameter* p : s.bucket.parameters) shard_of_[p] = &s;
       parameters.push_back(s.bucket.parameters);
     }
@@ -71,17 +70,22 @@ class Zero1 : public DataParallel {
     }
   }
 
+  // Known at once, not at the end of the step: a sum that starts in every micro-batch, or between
+  // two gathers (zero3.h), must start at the same place on ranks that have used the parameter.
+  void unused(Parameter& p) override { order_->ready(p, /*used=*/false); }
+
   void updated(size_t i) override {
-    if (gather_ == Gather::DuringOptimizer)
-      for (Shards& s : shards_)
-        if (s.last_owned == i) gather(s);
+    if (gather_ == Gather::DuringOptimizer) gather_updated(i + 1);
   }
 
   void publish() override {
-    for (size_t i = shards_.size(); i-- > 0;)  // in the order of the next forward
-      if (!shards_[i].gathering.pending()) gather(shards_[i]);
-    if (gather_ == Gather::DuringOptimizer)
-      for (Shards& s : shards_) s.gathering.wait();
+    if (gather_ == Gather::DuringForward) {
+      for (size_t i = shards_.size(); i-- > 0;) gather(shards_[i]);  // as forward will ask for them
+      return;
+    }
+    gather_updated(owned_.size());
+    for (Shards& s : shards_) s.gathering.wait();
+    gathered_ = 0;
   }
 
   void acquire(Unit& unit, Pass) override {
@@ -95,8 +99,8 @@ class Zero1 : public DataParallel {
     Tensor whole_value, value;  // all of it and the own slice
     Tensor whole_grad, grad;
     Work reduction = {}, gathering = {};
-    size_t last_owned = SIZE_MAX;  // of the pieces that lie in it
-    int users = 0;                 // units that have it acquired (zero3.h)
+    size_t owned_end = 0;  // one behind the last of owned() that lies in it
+    int users = 0;         // units that have it acquired (zero3.h)
   };
 
   virtual std::vector<Bucket> buckets() { return make_buckets(chunks_, bucket_elements()); }
@@ -121,6 +125,13 @@ class Zero1 : public DataParallel {
     s.reduction = mesh_.data().reduce_scatter(s.whole_grad, s.grad);
   }
   virtual void gather(Shards& s) { s.gathering = mesh_.data().all_gather(s.value, s.whole_value); }
+
+  // The next buckets, as far as their pieces are among the first `done` of owned(). A rank may own
+  // nothing of a small bucket: its gather still has its place in the order.
+  void gather_updated(size_t done) {
+    while (gathered_ < shards_.size() && shards_[gathered_].owned_end <= done)
+      gather(shards_[gathered_++]);
+  }
 
   // Other ranks of the data axis have other shards.
   bool counts(const Parameter& p) const override {
@@ -149,6 +160,7 @@ class Zero1 : public DataParallel {
   ProcessMesh& mesh_;
   Gather gather_;
   std::deque<Shards> shards_;
+  size_t gathered_ = 0;  // during the optimizer: so many of them, so far
   std::unordered_map<Parameter*, Shards*> shard_of_;
   std::optional<LaunchOrder> order_;
 };

@@ -61,6 +61,7 @@ class Tape {
   bool records() const { return mode_ == Mode::Record; }
   // The parameters this tape uses, in the order of their first use.
   const std::vector<Parameter*>& weights() const { return weights_; }
+  bool uses(Parameter* p) const { return uses_left_.contains(p); }
   size_t entries() const { return entries_.size(); }
 
  private:

@@ -38,6 +38,8 @@ class DataParallel {
   virtual void begin_step(int64_t micro_batches);
   // Afterwards owned().grad holds the sum over the whole job.
   virtual void finish() {}
+  // A tape's backward has left the unit of a parameter that it did not use.
+  virtual void unused(Parameter&) {}
   // owned()[i] has its new value (AdamW::step); publish: all have. Afterwards every copy of every
   // parameter has them too, at the latest when its unit is acquired.
   virtual void updated(size_t) {}

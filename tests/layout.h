@@ -2,12 +2,15 @@
 // One model in any layout: what parallel runs compute, put together again and compared per tensor
 // with one rank. Ranks are threads.
 
+#include <gtest/gtest.h>
+
+#include <cstring>
 #include <map>
 #include <mutex>
 
+#include "02_data_parallel/bucketed.h"
 #include "03_zero/use_zero.h"
 #include "03_zero/zero3.h"
-#include "02_data_parallel/bucketed.h"
 #include "04_tensor_parallel/use_tensor_parallel.h"
 #include "common/checkpoint_reader.h"
 #include "common/ranks.h"
@@ -49,6 +52,11 @@ struct LayoutRig {
     uint64_t seed = 5;
     std::optional<TensorParallel> tp_how = {};
     std::function<void(Parts&)> more = {};  // recomputation, …
+    std::function<void(const std::vector<Owned>&)> weights = {};  // instead of random ones
+    // Instead of `sync`: a strategy of the test's own.
+    std::function<std::unique_ptr<DataParallel>(std::vector<Stage*>, ProcessMesh&,
+                                                DataParallel::Settings)>
+        make = {};
   };
   LayoutRig(const Settings& s, ProcessMesh& process_mesh) : settings(s), mesh(process_mesh) {
     Parts parts = plain_parts();
@@ -56,23 +64,29 @@ struct LayoutRig {
     if (s.more) s.more(parts);
     use_zero(parts, parallel);
     model = std::make_unique<Stage>(s.config, parts, s.compute, s.device);
-    parallel = make_parallel(s.sync, {model.get()}, mesh, s.parallel);
+    parallel = s.make ? s.make({model.get()}, mesh, s.parallel)
+                      : make_parallel(s.sync, {model.get()}, mesh, s.parallel);
     parallel->allocate();
-    initialise(parallel->owned(), s.seed);
+    if (s.weights) {
+      s.weights(parallel->owned());
+    } else {
+      initialise(parallel->owned(), s.seed);
+    }
     parallel->publish();
-    optimizer =
-        std::make_unique<AdamW>(parallel->owned(), s.rule, s.device, &mesh.world());
+    optimizer = std::make_unique<AdamW>(parallel->owned(), s.rule, s.device, &mesh.world());
     one = Tensor::empty({1}, sum_type(s.compute), s.device, Category::Buffers);
     on(one).fill(one, 1);
   }
 
-  // `mine`: this rank's micro-batches.
+  // `mine`: this rank's micro-batches. The ledger's phases: count, backward, optimizer, publish.
   void gradients(const std::vector<MicroBatch>& mine) {
+    phase("count");
     int64_t count = 0;
     for (const MicroBatch& b : mine)
       for (int32_t t : b.targets.values<int32_t>()) count += t >= 0;
     Tensor valid = Tensor::from<int64_t>({count}, {1}, settings.device, Category::Buffers);
     mesh.data().all_reduce(valid).wait();
+    phase("backward");
     parallel->begin_step(int64_t(mine.size()));
     optimizer->begin_step(valid);
     for (const MicroBatch& b : mine) {
@@ -83,11 +97,17 @@ struct LayoutRig {
     }
     parallel->finish();
   }
-  void step(const std::vector<MicroBatch>& mine) {
-    gradients(mine);
+  void update() {
+    phase("optimizer");
     optimizer->step([this](size_t i) { parallel->updated(i); });
+    phase("publish");
     parallel->publish();
   }
+  void step(const std::vector<MicroBatch>& mine) {
+    gradients(mine);
+    update();
+  }
+  void phase(const char* name) { mesh.world().ledger().set_phase(name); }
   StepState state() const { return on_host(optimizer->state()); }
 
   Settings settings;
@@ -97,6 +117,29 @@ struct LayoutRig {
   std::unique_ptr<AdamW> optimizer;
   Tensor one;
 };
+
+// One global batch, the same whatever the layout: 24 sequences of 5 tokens. Some targets are
+// ignored, and all of sequences 3 to 5. It is dealt out as accumulation x ranks micro-batches: each
+// is a run of neighbouring sequences, and a rank has every ranks-th of them.
+inline constexpr int64_t kSequences = 24, kLength = 5;
+inline std::vector<MicroBatch> dealt(const ModelConfig& config, Cut rank, int accumulation,
+                                     int step = 0, Device device = Device::CPU) {
+  RandomStream draw(uint64_t(step), "tokens");
+  auto token = [&](int64_t at) { return int32_t(draw.at(uint64_t(at)).x[0] % config.vocab); };
+  std::vector<MicroBatch> mine;
+  for (int i = 0; i < accumulation; ++i) {
+    Range part = share(kSequences, {i * rank.size + rank.rank, accumulation * rank.size});
+    std::vector<int32_t> inputs, targets;
+    for (int64_t n = part.first; n < part.first + part.count; ++n)
+      for (int64_t t = 0; t < kLength; ++t) {
+        bool ignored = (n >= 3 && n <= 5) || (n + 2 * t) % 7 == 0;
+        inputs.push_back(token(2 * (n * kLength + t)));
+        targets.push_back(ignored ? -100 : token(2 * (n * kLength + t) + 1));
+      }
+    mine.push_back(micro_batch(inputs, targets, part.count, device, part.first));
+  }
+  return mine;
+}
 
 // Pieces of parameters from all ranks, as whole tensors.
 class Whole {
@@ -132,5 +175,65 @@ class Whole {
   std::mutex mutex_;
   std::map<std::string, std::pair<std::vector<double>, std::vector<int>>> tensors_;
 };
+
+// name -> elements
+using Tensors = std::map<std::string, std::vector<double>>;
+
+// A run of some steps on the global batch, put together.
+struct Trained {
+  Tensors gradients;  // of the first step
+  Tensors weights;    // after the last one
+  std::vector<double> losses, norms;
+  std::vector<std::vector<LedgerEntry>> ledgers;  // of each rank
+};
+inline Trained train(int ranks, const LayoutRig::Settings& settings, int accumulation, int steps,
+                     Communicator::Options options = {}) {
+  Trained result;
+  result.ledgers.resize(size_t(ranks));
+  Whole gradients, weights;
+  run_threads(ranks, settings.device, options, [&](Communicator& world) {
+    ProcessMesh mesh(world, {.dp = ranks});
+    LayoutRig rig(settings, mesh);
+    for (int s = 0; s < steps; ++s) {
+      world.ledger().set_step(s);
+      rig.gradients(
+          dealt(settings.config, {world.rank(), ranks}, accumulation, s, settings.device));
+      if (s == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
+      rig.update();
+      if (world.rank() > 0) continue;
+      result.losses.push_back(rig.state().loss);
+      result.norms.push_back(rig.state().gradient_norm);
+    }
+    weights.add(rig.parallel->owned(), &Owned::master);
+    result.ledgers[size_t(world.rank())] = world.ledger().entries();
+  });
+  result.gradients = gradients.get();
+  result.weights = weights.get();
+  return result;
+}
+
+// All relative.
+struct Tolerance {
+  double loss = 1e-6, gradient = 1e-5, weight = 1e-6;
+};
+inline void expect_same(const Trained& run, const Trained& want, Tolerance t = {}) {
+  ASSERT_EQ(run.gradients.size(), want.gradients.size());
+  for (size_t s = 0; s < want.losses.size(); ++s) {
+    EXPECT_NEAR(run.losses[s], want.losses[s], t.loss * want.losses[s]) << "step " << s;
+    EXPECT_NEAR(run.norms[s], want.norms[s], t.gradient * want.norms[s]) << "step " << s;
+  }
+  for (const auto& [name, g] : want.gradients)
+    EXPECT_LE(relative_error(run.gradients.at(name), g), t.gradient) << "gradient of " << name;
+  for (const auto& [name, w] : want.weights)
+    EXPECT_LE(relative_error(run.weights.at(name), w), t.weight) << name;
+}
+// memcmp: also tells 0 from -0.
+inline bool bitwise(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0;
+}
+inline void expect_bitwise(const Tensors& a, const Tensors& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, values] : b) EXPECT_TRUE(bitwise(a.at(name), values)) << name;
+}
 
 }  // namespace lockstep

@@ -2,15 +2,9 @@
 // hold outputs of their library (tests/reference/README.md); LOCKSTEP_REFERENCE adds others,
 // separated by ':'.
 
+#include "tests/reference.h"
+
 #include <gtest/gtest.h>
-
-#include <cstdlib>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
-
-#include "common/huggingface.h"
-#include "tests/rig.h"
 
 namespace lockstep {
 namespace {
@@ -23,18 +17,9 @@ struct Case {
 };
 
 std::vector<Case> cases() {
-  std::vector<std::string> directories = {LOCKSTEP_SOURCE_DIR "/tests/reference/tiny_llama",
-                                          LOCKSTEP_SOURCE_DIR "/tests/reference/tiny_llama_tied"};
-  if (const char* more = std::getenv("LOCKSTEP_REFERENCE")) {
-    std::istringstream list(more);
-    for (std::string directory; std::getline(list, directory, ':');)
-      directories.push_back(directory);
-  }
-  std::vector<Device> devices = {Device::CPU};
-  if (device::available()) devices.push_back(Device::CUDA);
   std::vector<Case> all;
-  for (const std::string& directory : directories)
-    for (Device device : devices)
+  for (const std::string& directory : reference_directories())
+    for (Device device : devices_here())
       for (DType compute : {DType::F32, DType::BF16}) all.push_back({directory, device, compute});
   return all;
 }
@@ -53,33 +38,19 @@ void PrintTo(const Case& c, std::ostream* out) {
 
 class Reference : public ::testing::TestWithParam<Case> {
  protected:
-  Reference() : values_(std::filesystem::path(GetParam().directory) / "reference.safetensors") {
-    const Case& c = GetParam();
-    std::ifstream file(std::filesystem::path(c.directory) / "reference.json");
-    settings_ = nlohmann::json::parse(file);
+  Reference() : outputs_(GetParam().directory) {
     Rig::Settings s;
-    s.config = read_config(c.directory);
-    s.compute = c.compute;
-    s.device = c.device;
-    float lr = settings_.at("lr");
-    s.rule = {.schedule = {.peak = lr, .floor = 1, .warmup = 0, .total = 0},
-              .beta1 = settings_.at("betas")[0],
-              .beta2 = settings_.at("betas")[1],
-              .epsilon = settings_.at("eps"),
-              .weight_decay = settings_.at("weight_decay_matrices"),
-              .max_norm = settings_.at("clip")};
+    s.config = outputs_.config();
+    s.compute = GetParam().compute;
+    s.device = GetParam().device;
+    s.rule = outputs_.rule();
     rig_ = std::make_unique<Rig>(s);
-    WeightFiles files(c.directory);
-    for (const Owned& o : rig_->parallel.owned())
-      assign(o, read_parameter(*o.parameter, files, s.config.tied));
-    Tensor ids = values_.read("input_ids");
-    batch_ = micro_batch(ids.values<int32_t>(), values_.read("labels").values<int32_t>(),
-                         ids.dim(0), c.device);
+    outputs_.load_weights(rig_->parallel.owned());
+    batch_ = outputs_.batch(s.device);
   }
-  std::vector<double> expected(const std::string& name) { return doubles(values_.read(name)); }
+  std::vector<double> expected(const std::string& name) { return outputs_.expected(name); }
 
-  SafetensorsFile values_;
-  nlohmann::json settings_;
+  ReferenceOutputs outputs_;
   std::unique_ptr<Rig> rig_;
   MicroBatch batch_;
 };
