@@ -22,13 +22,14 @@
 #include "01_single_gpu/recompute.h"
 #include "02_data_parallel/bucketed.h"
 #include "common/checks.h"
-#include "common/diagnose.h"
 #include "common/evaluate.h"
 #include "common/feed.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
 #include "common/report.h"
 #include "common/resume.h"
+#include "common/step_meter.h"
+#include "common/trace_ranks.h"
 
 using namespace lockstep;
 
@@ -69,9 +70,10 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   int64_t done = checkpoints.resume();
   Checks checks(flags.checks, model, *parallel, mesh, options, corpus, optimizer);
   Report report(options, feed.steps(), data);
-  auto trace = start_trace(speaks ? options.trace : "", speaks && options.profile, options.device,
-                           checkpoints.last_step() - done);
+  auto trace = start_traces(world, options.trace, options.profile, options.device,
+                            checkpoints.last_step() - done);
   TraceScope scope(trace.get());
+  StepMeter meter(mesh.data(), options.device);
   Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device, Category::Buffers);
   on(one).fill(one, 1);
 
@@ -97,23 +99,27 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
     part.next("optimizer");
     optimizer.step();
     parallel->publish();
+    meter.step();
     report.step(step, optimizer.state(), batch.tokens);
-    checks.step(step);
 
+    bool evaluates =
+        options.evaluate_every > 0 && step % options.evaluate_every == 0 && step < feed.steps();
+    StepMeter::Pause pause(meter, evaluates || checks.on() || checkpoints.due(step));
+    checks.step(step);
     part.next("evaluate");
-    bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
-    if (evaluates && step < feed.steps())
-      report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
+    if (evaluates) report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
     if (checkpoints.due(step)) {
       part.next("checkpoint");
       report.finish();
       checkpoints.save(step);
     }
     part.end();
-    if (trace && trace->step()) show_trace(trace->recording(), options.trace, options.profile);
+    if (trace && trace->step())
+      show_traces(world, trace->recording(), options.trace, options.profile, options.device);
   }
   report.finish();
   report.summary();
+  if (speaks) meter.show();
   export_weights(model, *parallel, options, speaks);
 
   show_sample(model, corpus, options, speaks);
@@ -138,6 +144,8 @@ int main(int argc, char** argv) {
         parse_training(argc, argv, "Trains a Llama-style model on several ranks.", launch, more);
     if (!options) return 0;
     Corpus corpus = open_corpus(*options);
+    std::optional<TracedKernels> traced;  // before there are threads that compute
+    if (!options->trace.empty() || options->profile) traced.emplace();
     return run_ranks(launch, [&](Communicator& world) { train(world, *options, corpus, flags); });
   });
 }

@@ -24,13 +24,14 @@
 #include "03_zero/use_zero.h"
 #include "03_zero/zero3.h"
 #include "common/checks.h"
-#include "common/diagnose.h"
 #include "common/evaluate.h"
 #include "common/feed.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
 #include "common/report.h"
 #include "common/resume.h"
+#include "common/step_meter.h"
+#include "common/trace_ranks.h"
 
 using namespace lockstep;
 
@@ -82,12 +83,14 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   parallel->publish();  // the first weights
   Checks checks(flags.checks, model, *parallel, mesh, options, corpus, optimizer);
   Report report(options, feed.steps(), data);
-  auto trace = start_trace(speaks ? options.trace : "", speaks && options.profile, options.device,
-                           checkpoints.last_step() - done);
+  auto trace = start_traces(world, options.trace, options.profile, options.device,
+                            checkpoints.last_step() - done);
   TraceScope scope(trace.get());
+  StepMeter meter(mesh.data(), options.device);
   Tensor one = Tensor::empty({1}, sum_type(options.compute), options.device, Category::Buffers);
   on(one).fill(one, 1);
 
+  const int64_t shows = std::min(done + 2, checkpoints.last_step());
   for (int64_t step = done + 1; step <= checkpoints.last_step(); ++step) {
     Span part(trace.get(), "data", Span::Kind::Data);
     StepBatch batch = feed.step(step - 1);
@@ -111,25 +114,30 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
     part.next("optimizer");
     optimizer.step([&](size_t piece) { parallel->updated(piece); });
     parallel->publish();
+    meter.step();
     report.step(step, optimizer.state(), batch.tokens);
-    if (step == std::min(done + 2, checkpoints.last_step()))
+
+    bool evaluates =
+        options.evaluate_every > 0 && step % options.evaluate_every == 0 && step < feed.steps();
+    StepMeter::Pause pause(meter,
+                           evaluates || step == shows || checks.on() || checkpoints.due(step));
+    if (step == shows)
       show_accounts(world, options.device, plan, mesh.data().name(), micro_batches);
     checks.step(step);
-
     part.next("evaluate");
-    bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
-    if (evaluates && step < feed.steps())
-      report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
+    if (evaluates) report.validation(step, evaluate(model, feed.validation(), &mesh.data()));
     if (checkpoints.due(step)) {
       part.next("checkpoint");
       report.finish();
       checkpoints.save(step);
     }
     part.end();
-    if (trace && trace->step()) show_trace(trace->recording(), options.trace, options.profile);
+    if (trace && trace->step())
+      show_traces(world, trace->recording(), options.trace, options.profile, options.device);
   }
   report.finish();
   report.summary();
+  if (speaks) meter.show();
   export_weights(model, *parallel, options, speaks);
 
   show_sample(model, corpus, options, speaks);
@@ -161,6 +169,8 @@ int main(int argc, char** argv) {
         parse_training(argc, argv, "Trains a Llama-style model with ZeRO.", launch, more);
     if (!options) return 0;
     Corpus corpus = open_corpus(*options);
+    std::optional<TracedKernels> traced;  // before there are threads that compute
+    if (!options->trace.empty() || options->profile) traced.emplace();
     return run_ranks(launch, [&](Communicator& world) { train(world, *options, corpus, flags); });
   });
 }

@@ -113,6 +113,8 @@ Communicator::Pending MpiCommunicator::launch(std::string name, int tag,
   operation->tag = tag;
   operation->piece = piece_;
   operation->stages = std::move(stages);
+  operation->times = times();
+  if (times()) times()->under_way.emplace().start(Device::CPU);
   engine_.start(operation);
   return std::make_unique<MpiWork>(engine_, operation, options().time_limit, std::move(results));
 }

@@ -216,6 +216,7 @@ bool MpiEngine::collect(Operation& op) {
 void MpiEngine::finish(Operation& op, const std::string& error) {
   if (error.empty()) op.stages.clear();  // it may let go of the buffers now
   op.error = error;
+  if (op.times) op.times->under_way->stop();
   op.done = true;
   --under_way_;
 }

@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "common/comm.h"
+#include "common/operation_times.h"
 
 namespace lockstep {
 
@@ -47,6 +48,7 @@ struct Operation {
   int tag;
   int64_t piece;  // bytes of the largest message
   std::vector<MessageStage> stages;
+  std::shared_ptr<OperationTimes> times;  // null: nobody measures
 
   std::atomic<bool> done = false;
   std::string error;  // final once done
