@@ -33,7 +33,7 @@ static void train(const Options& options, const Corpus& corpus) {
   Stage model(options.config, parts, options.compute, options.device);
   DataParallel parallel({&model}, {.gradients = options.gradients});
   parallel.allocate();
-  start_weights(parallel.owned(), options);
+  start_weights(model, parallel.owned(), options);
 
   Feed feed(corpus, options);
   AdamW optimizer(parallel.owned(), update_rule(options, feed.steps()), options.device);
@@ -81,7 +81,7 @@ static void train(const Options& options, const Corpus& corpus) {
   }
   report.finish();
   report.summary();
-  export_weights(model, options);
+  export_weights(model, parallel, options);
 
   show_sample(model, corpus, options);
   std::printf("validation loss %.3f\n", evaluate(model, feed.validation()));

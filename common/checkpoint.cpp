@@ -8,6 +8,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "common/together.h"
+
 namespace lockstep {
 
 using Json = nlohmann::json;
@@ -179,19 +181,44 @@ void complete_checkpoint(const fs::path& partial, const Manifest& manifest,
     if (step <= manifest.step && ++kept > options.keep) throw_away(old, options);
 }
 
+// A rank's files as text, one to a line, and back.
+static std::string to_text(const std::vector<SavedFile>& files) {
+  std::string lines;
+  for (const SavedFile& f : files) lines += text(f.name, " ", f.bytes, " ", f.hash, "\n");
+  return lines;
+}
+static std::vector<SavedFile> files_in(const std::vector<std::string>& texts) {
+  std::vector<SavedFile> files;
+  for (const std::string& lines : texts) {
+    std::istringstream in(lines);
+    for (SavedFile f; in >> f.name >> f.bytes >> f.hash;) files.push_back(f);
+  }
+  return files;
+}
+
 void save_checkpoint(const fs::path& dir, const AdamW& optimizer, const ModelConfig& config,
-                     const CheckpointSettings& settings, int64_t step, const SaveOptions& options) {
+                     const CheckpointSettings& settings, int64_t step, const SaveOptions& options,
+                     Communicator* world) {
   require(options.keep >= 1, "keeping ", options.keep, " checkpoints was asked for; at least 1 is ",
           "needed");
   StepState state = on_host(optimizer.state());
   require(!state.stopped, "step ", step, " is not saved: its loss is ", state.loss,
           " and its gradient norm ", state.gradient_norm);
-  const fs::path partial = begin_checkpoint(dir, step);
+  const int rank = world ? world->rank() : 0, ranks = world ? world->size() : 1;
+  auto all = [&](const std::function<std::string()>& part) {
+    return together(world, optimizer.state().device(), part);
+  };
+  const fs::path partial =
+      all([&] { return rank == 0 ? begin_checkpoint(dir, step).string() : ""; })[0];
   try {
-    std::vector<SavedFile> files = write_pieces(partial, optimizer, 0, 1, options);
-    complete_checkpoint(partial, {step, 1, config, settings, files}, options);
+    std::vector<SavedFile> files = files_in(
+        all([&] { return to_text(write_pieces(partial, optimizer, rank, ranks, options)); }));
+    all([&] {
+      if (rank == 0) complete_checkpoint(partial, {step, ranks, config, settings, files}, options);
+      return "";
+    });
   } catch (...) {
-    remove_folder(partial);  // a full disk gets its space back
+    if (rank == 0) remove_folder(partial);  // a full disk gets its space back
     throw;
   }
 }

@@ -18,10 +18,15 @@
 //
 // Each rank writes what it owns. Every tensor comes with its place in the whole parameter, so that
 // a job with another layout can put the pieces together again.
+//
+//     rank 0   make .partial │ write files │ manifest of everyone's files, rename
+//     rank 1                 │ write files │
+//                            └──────┬──────┴── all agree that nothing has failed (together.h)
 
 #include <functional>
 
 #include "common/checkpoint_reader.h"
+#include "common/comm.h"
 
 namespace lockstep {
 
@@ -34,12 +39,13 @@ struct SaveOptions {
 };
 
 // Waits for the device. Refuses to save a run whose loss was not finite: it could never go on.
+// world: of a job of several ranks, which all call it and see the same directory.
 void save_checkpoint(const std::filesystem::path& dir, const AdamW& optimizer,
                      const ModelConfig& config, const CheckpointSettings& settings, int64_t step,
-                     const SaveOptions& options = {});
+                     const SaveOptions& options = {}, Communicator* world = nullptr);
 
-// The same in three parts, for several ranks: rank 0 begins, each rank writes its files, and when
-// all have, rank 0 completes it with the list of everyone's files.
+// Its parts: rank 0 begins, each rank writes its files, and when all have, rank 0 completes it with
+// the list of everyone's files.
 std::filesystem::path begin_checkpoint(const std::filesystem::path& dir, int64_t step);
 std::vector<SavedFile> write_pieces(const std::filesystem::path& partial, const AdamW& optimizer,
                                     int rank, int ranks, const SaveOptions& options);

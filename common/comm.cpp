@@ -7,8 +7,10 @@
 #include <iterator>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "common/device.h"
+#include "common/operation_times.h"
 
 namespace lockstep {
 
@@ -105,7 +107,9 @@ Work Communicator::launch(const Call& call, const std::function<Pending()>& star
   ledger_->write(std::move(entry));
 
   if (options_.check_calls && call.operation != Collective::Exchange) agree(call.words());
+  if (size_ > 1) times_ = start_times(*ledger_);
   Pending pending = start();
+  if (times_) pending = measured(std::move(pending), std::exchange(times_, nullptr), *ledger_);
   if (options_.check_buffers && pending && !call.inputs.empty())
     pending = std::make_unique<CheckedState>(std::move(pending), call.inputs,
                                              text(name_of(call.operation), " in \"", name_, "\""));

@@ -24,6 +24,8 @@ namespace lockstep {
 
 enum class ReduceOp : uint8_t { Sum, Max };
 
+struct OperationTimes;  // operation_times.h
+
 // One message of an exchange().
 struct P2P {
   enum Kind : uint8_t { Send, Receive } kind;
@@ -122,6 +124,10 @@ class Communicator {
   virtual std::vector<std::string> exchange_texts(std::string_view what,
                                                   const std::string& mine) = 0;
 
+  // Of the operation that is just being launched, for backends whose messages move beside the rank.
+  // Null where nobody measures.
+  const std::shared_ptr<OperationTimes>& times() const { return times_; }
+
   const Options& options() const { return options_; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }  // of this group's members
   std::shared_ptr<Ledger> shared_ledger() const { return ledger_; }
@@ -138,6 +144,7 @@ class Communicator {
   std::vector<int> world_ranks_;
   std::shared_ptr<Ledger> ledger_;
   Options options_;
+  std::shared_ptr<OperationTimes> times_;
 };
 
 }  // namespace lockstep

@@ -46,12 +46,14 @@ class MpiCommunicator : public Communicator {
   std::vector<std::string> exchange_texts(std::string_view what, const std::string& mine) override;
 
  private:
-  Pending start(std::string_view what, std::vector<Stage> stages, std::vector<Staged> results = {});
-  Pending launch(std::string name, int tag, std::vector<Stage> stages, std::vector<Staged> results);
+  Pending start(std::string_view what, std::vector<MessageStage> stages,
+                std::vector<Staged> results = {});
+  Pending launch(std::string name, int tag, std::vector<MessageStage> stages,
+                 std::vector<Staged> results);
   Tensor chunk(const Tensor& whole, int r) const;
-  Stage sum_my_chunk(const Tensor& whole, const Tensor& to, ReduceOp op) const;
-  Stage give_to_all(const Tensor& mine, const Tensor& whole) const;
-  Stage give_to_root(const Tensor& mine, const Tensor& whole, int root) const;
+  MessageStage sum_my_chunk(const Tensor& whole, const Tensor& to, ReduceOp op) const;
+  MessageStage give_to_all(const Tensor& mine, const Tensor& whole) const;
+  MessageStage give_to_root(const Tensor& mine, const Tensor& whole, int root) const;
 
   MpiEngine& engine_;
   MPI_Comm comm_;  // this group's own, so that numbers of operations are tags enough
@@ -101,7 +103,8 @@ static void copy_unless_same(const Tensor& to, const Tensor& from) {
   if (to.raw() != from.raw()) copy(to, from);
 }
 
-Communicator::Pending MpiCommunicator::launch(std::string name, int tag, std::vector<Stage> stages,
+Communicator::Pending MpiCommunicator::launch(std::string name, int tag,
+                                              std::vector<MessageStage> stages,
                                               std::vector<Staged> results) {
   auto operation = std::make_shared<Operation>();
   operation->name = std::move(name);
@@ -110,13 +113,16 @@ Communicator::Pending MpiCommunicator::launch(std::string name, int tag, std::ve
   operation->tag = tag;
   operation->piece = piece_;
   operation->stages = std::move(stages);
+  operation->times = times();
+  if (times()) times()->under_way.emplace().start(Device::CPU);
   engine_.start(operation);
   return std::make_unique<MpiWork>(engine_, operation, options().time_limit, std::move(results));
 }
 
 // A collective. Later ones may overtake it between their stages, so each has a tag of its own, up
 // to the 32767 that every MPI must allow; tag 0 is exchange()'s.
-Communicator::Pending MpiCommunicator::start(std::string_view what, std::vector<Stage> stages,
+Communicator::Pending MpiCommunicator::start(std::string_view what,
+                                             std::vector<MessageStage> stages,
                                              std::vector<Staged> results) {
   int64_t number = calls_++;
   return launch(text(what, " (number ", number, " in \"", name(), "\")"), 1 + int(number % 32767),
@@ -130,8 +136,9 @@ Tensor MpiCommunicator::chunk(const Tensor& whole, int r) const {
 }
 
 // Everyone sends me its values of my chunk; `to` becomes their sum. It may be my chunk itself.
-Stage MpiCommunicator::sum_my_chunk(const Tensor& whole, const Tensor& to, ReduceOp op) const {
-  Stage stage;
+MessageStage MpiCommunicator::sum_my_chunk(const Tensor& whole, const Tensor& to,
+                                           ReduceOp op) const {
+  MessageStage stage;
   std::vector<Tensor> parts;
   for (int r = 0; r < size(); ++r) {
     parts.push_back(r == rank() ? chunk(whole, r) : host_memory({to.size()}, to.dtype()));
@@ -143,8 +150,8 @@ Stage MpiCommunicator::sum_my_chunk(const Tensor& whole, const Tensor& to, Reduc
   return stage;
 }
 
-Stage MpiCommunicator::give_to_all(const Tensor& mine, const Tensor& whole) const {
-  Stage stage;
+MessageStage MpiCommunicator::give_to_all(const Tensor& mine, const Tensor& whole) const {
+  MessageStage stage;
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
     stage.receives.push_back({r, chunk(whole, r)});
@@ -154,9 +161,10 @@ Stage MpiCommunicator::give_to_all(const Tensor& mine, const Tensor& whole) cons
 }
 
 // whole is used on the root only.
-Stage MpiCommunicator::give_to_root(const Tensor& mine, const Tensor& whole, int root) const {
+MessageStage MpiCommunicator::give_to_root(const Tensor& mine, const Tensor& whole,
+                                           int root) const {
   if (rank() != root) return {.sends = {{root, mine}}};
-  Stage stage;
+  MessageStage stage;
   for (int r = 0; r < size(); ++r)
     if (r != root) stage.receives.push_back({r, chunk(whole, r)});
   return stage;
@@ -173,8 +181,8 @@ Communicator::Pending MpiCommunicator::do_reduce(const Tensor& buffer, int root,
   Staged all = result_with_values(buffer);
   Tensor mine = chunk(all.host, rank());
   if (rank() != root) mine = host_memory({mine.size()}, mine.dtype());  // its buffer stays
-  std::vector<Stage> stages = {sum_my_chunk(all.host, mine, op),
-                               give_to_root(mine, all.host, root)};
+  std::vector<MessageStage> stages = {sum_my_chunk(all.host, mine, op),
+                                      give_to_root(mine, all.host, root)};
   if (rank() != root) return start("reduce", std::move(stages));
   return start("reduce", std::move(stages), {all});
 }
@@ -184,7 +192,7 @@ Communicator::Pending MpiCommunicator::do_broadcast(const Tensor& buffer, int ro
     Staged all = result(buffer);
     return start("broadcast", {{.receives = {{root, all.host}}}}, {all});
   }
-  Stage stage;
+  MessageStage stage;
   Tensor host = to_host(buffer);
   for (int r = 0; r < size(); ++r)
     if (r != root) stage.sends.push_back({r, host});
@@ -216,7 +224,7 @@ Communicator::Pending MpiCommunicator::do_scatter(const Tensor& whole, const Ten
                                                   int root) {
   Staged mine = result(shard);
   if (rank() != root) return start("scatter", {{.receives = {{root, mine.host}}}}, {mine});
-  Stage stage;
+  MessageStage stage;
   Tensor host = to_host(whole);
   for (int r = 0; r < size(); ++r)
     if (r != root) stage.sends.push_back({r, chunk(host, r)});
@@ -230,7 +238,7 @@ Communicator::Pending MpiCommunicator::do_all_to_all(const Tensor& send,
                                                      const std::vector<int64_t>& recv_rows) {
   Staged in = result(recv);
   Tensor out = to_host(send);
-  Stage stage;
+  MessageStage stage;
   int64_t out_row = 0, in_row = 0;
   for (int r = 0; r < size(); ++r) {
     int64_t leaving = send_rows[size_t(r)], coming = recv_rows[size_t(r)];
@@ -250,7 +258,7 @@ Communicator::Pending MpiCommunicator::do_all_to_all(const Tensor& send,
 
 // Between two ranks MPI delivers in posting order what has the same tag.
 Communicator::Pending MpiCommunicator::do_exchange(const std::vector<P2P>& messages) {
-  Stage stage;
+  MessageStage stage;
   std::vector<Staged> results;
   for (const P2P& m : messages) {
     if (m.kind == P2P::Send) {
@@ -265,7 +273,7 @@ Communicator::Pending MpiCommunicator::do_exchange(const std::vector<P2P>& messa
 }
 
 void MpiCommunicator::do_barrier() {
-  Stage stage;
+  MessageStage stage;
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
     stage.receives.push_back({r, {}});
@@ -285,7 +293,7 @@ std::vector<std::string> MpiCommunicator::exchange_texts(std::string_view what,
   Tensor words = host_memory({int64_t(mine.size())}, DType::U8);
   std::copy(mine.begin(), mine.end(), words.data<uint8_t>());
   std::vector<Tensor> theirs;
-  Stage stage;
+  MessageStage stage;
   for (int r = 0; r < size(); ++r) {
     theirs.push_back(r == rank() ? words : host_memory({length[size_t(r)]}, DType::U8));
     if (r == rank()) continue;

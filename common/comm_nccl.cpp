@@ -6,6 +6,7 @@
 #include "common/comm_nccl_watch.h"
 #include "common/device.h"
 #include "common/device_cuda.h"
+#include "common/operation_times.h"
 
 namespace lockstep {
 
@@ -171,6 +172,12 @@ std::unique_ptr<Communicator> NcclCommunicator::do_split(const Members& members,
 
 // ---- Operations ----
 
+static void under_way_begins(OperationTimes& times, cudaStream_t stream) {
+  Stretch& way = times.under_way.emplace();
+  way.in_stream = std::make_shared<device::TimedPair>();
+  way.in_stream->begin.record_in(stream);
+}
+
 Communicator::Pending NcclCommunicator::enqueue(const char* what, std::vector<Tensor> buffers,
                                                 const std::function<void()>& call) {
   int64_t bytes = 0;
@@ -180,7 +187,9 @@ Communicator::Pending NcclCommunicator::enqueue(const char* what, std::vector<Te
     bytes += t.bytes();
   }
   auto operation = watch_->launch(*group_, what, device::stream(), stream_, [&] {
+    if (times()) under_way_begins(*times(), stream_);
     if (bytes > 0) call();
+    if (times()) times()->under_way->in_stream->end.record_in(stream_);
   });
   return std::make_unique<NcclState>(std::move(operation), std::move(buffers));
 }

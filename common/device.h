@@ -30,6 +30,7 @@ void copy(void* to, Device to_device, const void* from, Device from_device, size
 void fill(void* data, int byte, size_t bytes);
 int64_t used_bytes();  // of the GPU's memory, by anyone: what is not free
 void synchronize();    // waits until the rank's stream is empty
+bool capturing();      // is what the rank enqueues captured into a graph, and does not run now?
 
 // A point in the rank's stream that the host can wait for: how the loss is read one step late.
 class Event {
@@ -51,11 +52,16 @@ class TimedEvent {
   ~TimedEvent();
   TimedEvent(const TimedEvent&) = delete;
   void record();
+  void record_in(void* stream);  // another stream of the rank: a cudaStream_t
   void wait();
+  bool passed() const;  // also when CUDA has failed: others report that
   double seconds_since(const TimedEvent& earlier) const;  // waits until both have been passed
 
  private:
   void* handle_ = nullptr;
+};
+struct TimedPair {
+  TimedEvent begin, end;
 };
 
 // A named range that NVIDIA's tools show (NVTX): Nsight Systems' timeline, Nsight Compute's filter.

@@ -141,6 +141,12 @@ void synchronize() {
   if (available()) check(cudaStreamSynchronize(stream()));
 }
 
+bool capturing() {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream(), &capture));
+  return capture != cudaStreamCaptureStatusNone;
+}
+
 Event::Event() {
   if (!available()) return;
   cudaEvent_t event;
@@ -174,6 +180,12 @@ TimedEvent::~TimedEvent() {
 }
 void TimedEvent::record() {
   if (handle_) check(cudaEventRecord(event_of(handle_), stream()));
+}
+void TimedEvent::record_in(void* stream) {
+  if (handle_) check(cudaEventRecord(event_of(handle_), static_cast<cudaStream_t>(stream)));
+}
+bool TimedEvent::passed() const {
+  return !handle_ || cudaEventQuery(event_of(handle_)) != cudaErrorNotReady;
 }
 void TimedEvent::wait() {
   if (handle_) check(cudaEventSynchronize(event_of(handle_)));

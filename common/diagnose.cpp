@@ -1,11 +1,10 @@
 #include "common/diagnose.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <map>
 
 #include "common/check.h"
+#include "common/intervals.h"
 
 namespace lockstep {
 
@@ -13,36 +12,6 @@ namespace {
 
 using Kind = TraceEvent::Kind;
 using Lane = TraceEvent::Lane;
-
-struct Interval {
-  int64_t begin, end;
-  int64_t length() const { return std::max<int64_t>(0, end - begin); }
-};
-
-Interval common_part(const Interval& a, const Interval& b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
-
-// Sorted, without overlap.
-std::vector<Interval> united(std::vector<Interval> all) {
-  std::sort(all.begin(), all.end(),
-            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
-  std::vector<Interval> out;
-  for (const Interval& i : all) {
-    if (!out.empty() && i.begin <= out.back().end) {
-      out.back().end = std::max(out.back().end, i.end);
-    } else {
-      out.push_back(i);
-    }
-  }
-  return out;
-}
-
-int64_t length_of(const std::vector<Interval>& intervals) {
-  int64_t sum = 0;
-  for (const Interval& i : intervals) sum += i.length();
-  return sum;
-}
 
 using Events = std::vector<const TraceEvent*>;
 
@@ -115,10 +84,16 @@ Gap explain(const Interval& gap, const Events& host) {
     g.meanwhile = part->name;
     g.step = part->step;
   }
+  Events for_others;
+  for (const TraceEvent* e : host)
+    if (e->kind == Kind::Exposed) for_others.push_back(e);
   auto covered = [&](Kind kind) { return length_of(times_of(host, kind, gap)); };
   const TraceEvent* wait = wait_that_drained(waits, gap);
   if (2 * covered(Kind::Data) > g.length) {
     g.cause = Gap::Cause::Data;
+  } else if (2 * covered(Kind::Exposed) > g.length) {
+    g.cause = Gap::Cause::Communication;
+    g.meanwhile += text(g.meanwhile.empty() ? "" : ", ", meanwhile(for_others, gap)->name);
   } else if (wait || 2 * covered(Kind::Wait) > g.length) {
     g.cause = Gap::Cause::HostWait;
     if (!wait) wait = meanwhile(waits, gap);
@@ -143,7 +118,9 @@ void find_gaps(Diagnosis& d, const std::vector<Interval>& busy, const Interval& 
   Events host;
   int64_t longest = 0;
   for (const TraceEvent& e : events) {
-    if (e.kind == Kind::Kernel || e.kind == Kind::Step || e.kind == Kind::Instant) continue;
+    bool part = e.kind != Kind::Kernel && e.kind != Kind::Step && e.kind != Kind::Instant &&
+                e.kind != Kind::Communication;
+    if (!part) continue;
     host.push_back(&e);
     longest = std::max(longest, e.end - e.begin);
   }
@@ -181,6 +158,16 @@ void find_overlap(Diagnosis& d, const Events& kernels, int64_t busy, const Inter
   if (sum > most) d.overlap = double(sum - busy) / double(sum - most);
 }
 
+void find_communication(Diagnosis& d, const std::vector<Interval>& busy, const Interval& span,
+                        const std::vector<TraceEvent>& events) {
+  Events all;
+  for (const TraceEvent& e : events) all.push_back(&e);
+  std::vector<Interval> under_way = times_of(all, Kind::Communication, span);
+  d.communication = length_of(under_way);
+  d.hidden = common_length(under_way, busy);
+  d.exposed = length_of(times_of(all, Kind::Exposed, span));
+}
+
 void add_up(Diagnosis& d, const Events& kernels, const std::vector<TraceEvent>& events) {
   std::map<std::string, KernelTime> by_name;
   for (const TraceEvent* k : kernels) {
@@ -204,23 +191,6 @@ void add_up(Diagnosis& d, const Events& kernels, const std::vector<TraceEvent>& 
   }
 }
 
-const char* sentence(Gap::Cause cause) {
-  switch (cause) {
-    case Gap::Cause::Data: return "data was being prepared";
-    case Gap::Cause::HostWait: return "the host had waited for the device";
-    case Gap::Cause::Launch: return "launches came too slowly";
-    case Gap::Cause::Other: return "the host was busy with other things";
-  }
-  fail("unknown cause of a gap");
-}
-
-template <class... Args>
-std::string line(const char* format, Args... args) {
-  char out[200];
-  std::snprintf(out, sizeof out, format, args...);
-  return out;
-}
-
 }  // namespace
 
 Diagnosis diagnose(const std::vector<TraceEvent>& events) {
@@ -233,67 +203,8 @@ Diagnosis diagnose(const std::vector<TraceEvent>& events) {
   std::vector<Interval> busy = times_of(kernels, Kind::Kernel, span);
   find_gaps(d, busy, span, events);
   find_overlap(d, kernels, length_of(busy), span);
+  find_communication(d, busy, span, events);
   return d;
-}
-
-std::string to_text(const Diagnosis& d, size_t gaps, size_t kernels) {
-  auto ms = [](int64_t ns) { return double(ns) / 1e6; };
-  auto mean_us = [](int64_t ns, int64_t n) { return n > 0 ? double(ns) / double(n) / 1e3 : 0; };
-  auto share = [&](int64_t ns) { return d.span > 0 ? 100 * double(ns) / double(d.span) : 0; };
-  if (d.kernels == 0) return "diagnosis: no kernel was recorded\n";
-
-  std::string out = line("diagnosis of %lld steps\n", static_cast<long long>(d.steps));
-  out += line("  idle      %.1f %% of %.2f ms nothing was computed\n", share(d.idle), ms(d.span));
-  for (Gap::Cause cause :
-       {Gap::Cause::Data, Gap::Cause::HostWait, Gap::Cause::Launch, Gap::Cause::Other})
-    if (d.lost[size_t(cause)] > 0)
-      out += line("            %5.1f %%  %s\n", share(d.lost[size_t(cause)]), sentence(cause));
-  for (size_t i = 0; i < std::min(gaps, d.gaps.size()); ++i) {
-    const Gap& g = d.gaps[i];
-    out +=
-        line("  gap       %8.3f ms at %.3f ms: %s", ms(g.length), ms(g.begin), sentence(g.cause));
-    out += g.meanwhile.empty() ? "\n" : " (" + g.meanwhile + ")\n";
-  }
-  if (d.launches > 0)
-    out +=
-        line("  launches  %.1f us each, kernels %.1f us: %s\n", mean_us(d.launch_time, d.launches),
-             mean_us(d.kernel_time, d.kernels),
-             d.launch_bound() ? "launch-bound, the device waits for the host" : "not launch-bound");
-  out +=
-      line("  waits     %.1f %% of the time the host waited for the device\n", share(d.host_wait));
-  if (d.lanes > 1)
-    out += line("  streams   %d: %.0f %% of what could overlap did%s\n", d.lanes, 100 * d.overlap,
-                d.overlap < 0.1 ? ", they take turns" : "");
-  out += line("  %-24s %8s %11s %10s %7s\n", "kernel", "calls", "total ms", "mean us", "share");
-  for (size_t i = 0; i < std::min(kernels, d.table.size()); ++i) {
-    const KernelTime& k = d.table[i];
-    out += line("  %-24s %8lld %11.3f %10.1f %5.1f %%\n", k.name.c_str(),
-                static_cast<long long>(k.calls), ms(k.total), mean_us(k.total, k.calls),
-                100 * double(k.total) / double(std::max<int64_t>(1, d.kernel_time)));
-  }
-  if (d.table.size() > kernels)
-    out += line("  and %lld others\n", static_cast<long long>(d.table.size() - kernels));
-  return out;
-}
-
-std::unique_ptr<Trace> start_trace(const std::string& path, bool profile, Device device,
-                                   int64_t steps) {
-  if (path.empty() && !profile) return nullptr;
-  TraceSchedule schedule;
-  require(steps >= schedule.steps(), "a trace records steps ", schedule.wait + schedule.warmup + 1,
-          " to ", schedule.steps(), ", but this run has ", steps, ": use --steps ",
-          schedule.steps(), " or more");
-  require(path.empty() || std::ofstream(path).is_open(), "--trace ", path, " cannot be written");
-  return std::make_unique<Trace>(device, schedule);
-}
-
-void show_trace(const Recording& recording, const std::string& path, bool profile) {
-  if (!path.empty()) write_trace(path, {recording});
-  std::string out;
-  if (!path.empty()) out = "trace     " + path + ": open it at ui.perfetto.dev\n";
-  if (profile) out += to_text(diagnose(recording.events));
-  std::printf("\n%s", out.c_str());
-  std::fflush(stdout);
 }
 
 }  // namespace lockstep

@@ -4,10 +4,13 @@
 //   compute    ███████     ████ █ █ █ █ █ █        ██████
 //                     ▲        ▲                ▲
 //            nothing to do:    launches come    the host waited for the device,
-//            data is loaded    too slowly       so nothing was queued behind it
+//            data is loaded,   too slowly       so nothing was queued behind it
+//            or comes from
+//            another rank
 //
 // A pure function of recorded events, and its text.
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -17,7 +20,7 @@
 namespace lockstep {
 
 struct Gap {  // nothing ran on any compute lane
-  enum class Cause : uint8_t { Data, HostWait, Launch, Other };
+  enum class Cause : uint8_t { Data, Communication, HostWait, Launch, Other };
   Cause cause = Cause::Other;
   std::string meanwhile;  // the part of the program that took most of it
   int64_t begin = 0, length = 0;
@@ -36,7 +39,7 @@ struct Diagnosis {
   int64_t idle = 0;               // no compute lane was at work
   int64_t host_wait = 0;          // the host waited for the device
   std::vector<Gap> gaps;          // of the compute lanes, longest first
-  std::array<int64_t, 4> lost{};  // idle time by Gap::Cause
+  std::array<int64_t, 5> lost{};  // idle time by Gap::Cause
 
   int64_t launches = 0, launch_time = 0;  // of the host
   int64_t kernels = 0, kernel_time = 0;
@@ -53,6 +56,12 @@ struct Diagnosis {
   // Of the time that could have been hidden behind the busiest lane, the share that was: 0 when
   // lanes take turns, 1 when all others run beside it.
   double overlap = 0;
+
+  // Between ranks: when messages were under way, and of that beside computation; and when the rank
+  // stood still for them.
+  int64_t communication = 0, hidden = 0, exposed = 0;
+  // As good as nothing of what could run at once did.
+  bool takes_turns() const { return 10 * hidden < std::min(communication, span - idle); }
 
   std::vector<KernelTime> table;  // by total time
 

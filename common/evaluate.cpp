@@ -17,17 +17,22 @@ static double number(const Tensor& t) {
   return t.dtype() == DType::F64 ? t.values<double>()[0] : double(t.values<float>()[0]);
 }
 
-double evaluate(Stage& model, const std::vector<MicroBatch>& batches) {
+double evaluate(Stage& model, const std::vector<MicroBatch>& batches, Communicator* data) {
   Tensor one = scalar(1, sum_type(model.compute()), model.device());
-  double sum = 0;
-  int64_t valid = 0;
+  double sum = 0, valid = 0;
   for (const MicroBatch& batch : batches) {
     Tape tape(Tape::Mode::Forget);
     sum += number(model.loss(tape, model.forward(tape, batch), batch, one).value);
     for (int32_t target : batch.targets.values<int32_t>()) valid += target >= 0;
   }
+  if (data) {  // sums and counts: a mean of ranks' means would be wrong where counts differ
+    Tensor both = Tensor::from<double>({sum, valid}, {2}, model.device(), Category::Buffers);
+    data->all_reduce(both).wait();
+    std::vector<double> all = both.values<double>();
+    sum = all[0], valid = all[1];
+  }
   require(valid > 0, "there is no token to evaluate on");
-  return sum / double(valid);
+  return sum / valid;
 }
 
 int32_t pick(const std::vector<float>& logits, double temperature, double u) {

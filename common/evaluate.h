@@ -5,12 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "common/comm.h"
 #include "common/model.h"
 
 namespace lockstep {
 
-// Mean negative log-likelihood, in nats per valid target, over all micro-batches.
-double evaluate(Stage& model, const std::vector<MicroBatch>& batches);
+// Mean negative log-likelihood, in nats per valid target, over all micro-batches: those of all
+// ranks of `data`, if there are several. Every rank gets the same number.
+double evaluate(Stage& model, const std::vector<MicroBatch>& batches, Communicator* data = nullptr);
 
 // A micro-batch of one sequence without targets; its tokens stand at positions first, first + 1 ...
 MicroBatch sequence(const std::vector<int32_t>& tokens, Device device, int64_t first = 0);

@@ -1,5 +1,6 @@
 #include "common/feed.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace lockstep {
@@ -34,11 +35,12 @@ std::vector<Tensor> Upload::operator()(const std::vector<Tensor>& host) {
   return out;
 }
 
-Feed::Feed(const Corpus& corpus, const Options& o)
+Feed::Feed(const Corpus& corpus, const Options& o, Cut data)
     : corpus_(corpus),
       train_(corpus.windows(Split::Train, o.sequence), o.seed),
       in_order_(Sampler::in_order(corpus.windows(Split::Validation, o.sequence))),
       upload_(o.device),
+      data_(data),
       length_(o.sequence),
       micro_batch_(o.micro_batch),
       batch_sequences_(o.batch_sequences()) {
@@ -55,7 +57,6 @@ StepBatch Feed::upload(const std::vector<Batch>& batches) {
   for (const Batch& b : batches) {
     host.insert(host.end(), {b.inputs, b.targets, b.positions, b.rows});
     valid += b.valid;
-    step.tokens += b.inputs.size();
   }
   host.push_back(Tensor::from<int64_t>({valid}, {1}));
   std::vector<Tensor> here = upload_(host);
@@ -69,21 +70,31 @@ StepBatch Feed::upload(const std::vector<Batch>& batches) {
 
 StepBatch Feed::step(int64_t index) {
   int64_t first = index * batch_sequences_;
-  int64_t last = std::min(first + batch_sequences_, samples_);
+  int64_t end = std::min(first + batch_sequences_, samples_);
   std::vector<Batch> batches;
-  for (int64_t i = first; i < last; i += micro_batch_) {
-    Samples samples{i, std::min(micro_batch_, last - i)};
-    batches.push_back(load(corpus_, Split::Train, train_, samples, length_));
-  }
-  return upload(batches);
+  for (int64_t turn = first; turn < end; turn += micro_batch_ * data_.size)
+    batches.push_back(part(Split::Train, train_, turn + micro_batch_ * data_.rank, end));
+  StepBatch step = upload(batches);
+  step.tokens = (end - first) * length_;
+  return step;
+}
+
+// A micro-batch that begins with sample `first`, if there is one before `end`.
+Batch Feed::part(Split split, const Sampler& sampler, int64_t first, int64_t end) const {
+  if (first < end)
+    return load(corpus_, split, sampler, {first, std::min(micro_batch_, end - first)}, length_);
+  Batch pad = load(corpus_, split, sampler, {0, 1}, length_);
+  std::fill_n(pad.targets.data<int32_t>(), length_, -1);
+  pad.valid = 0;
+  return pad;
 }
 
 std::vector<MicroBatch> Feed::validation() {
+  Range mine = share(validation_windows_, data_);
+  int64_t most = share(validation_windows_, {0, data_.size}).count;  // the first rank's
   std::vector<Batch> batches;
-  for (int64_t i = 0; i < validation_windows_; i += micro_batch_) {
-    Samples samples{i, std::min(micro_batch_, validation_windows_ - i)};
-    batches.push_back(load(corpus_, Split::Validation, in_order_, samples, length_));
-  }
+  for (int64_t i = 0; i < most; i += micro_batch_)
+    batches.push_back(part(Split::Validation, in_order_, mine.first + i, mine.first + mine.count));
   std::vector<MicroBatch> out = upload(batches).micro_batches;
   for (MicroBatch& b : out) b.training = false;
   return out;

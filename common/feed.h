@@ -1,6 +1,17 @@
 #pragma once
 // From the corpus to the device: the micro-batches of each step, uploaded without making the host
 // or the GPU wait for each other.
+//
+// Ranks that share a global batch deal its samples out in turns of a micro-batch. A step of ten
+// samples on two ranks, micro-batches of two:
+//
+//   micro-batch     0     1     2
+//   rank 0         0 1   4 5   8 9
+//   rank 1         2 3   6 7    .        nothing is left: a window whose targets are all ignored
+//
+// So every rank runs as many micro-batches as the others, and takes part in every collective; the
+// pad adds nothing to loss, gradient or count, and no sample is trained twice. Which samples a step
+// has does not depend on the number of ranks.
 
 #include <array>
 #include <vector>
@@ -14,8 +25,8 @@ namespace lockstep {
 
 struct StepBatch {
   std::vector<MicroBatch> micro_batches;
-  Tensor valid;        // [1] I64: targets of the global batch that are not ignored
-  int64_t tokens = 0;  // rows in all
+  Tensor valid;        // [1] I64: targets that are not ignored, of this rank: to be summed over all
+  int64_t tokens = 0;  // of the global batch
 };
 
 // Copies host tensors to the device through pinned memory (two slots, so that filling one does not
@@ -40,19 +51,24 @@ class Upload {
 
 class Feed {
  public:
-  Feed(const Corpus& corpus, const Options& options);
+  // data: which of the ranks that share the global batch this is.
+  Feed(const Corpus& corpus, const Options& options, Cut data = {});
 
   // Steps of the run: --steps, or as many as --epochs needs, of which the last may be smaller.
   int64_t steps() const { return steps_; }
-  StepBatch step(int64_t index);         // index counts from 0
-  std::vector<MicroBatch> validation();  // the first windows of the validation split, in order
+  StepBatch step(int64_t index);  // index counts from 0
+  // The first windows of the validation split, in order: this rank's part of them, in as many
+  // micro-batches as every rank has.
+  std::vector<MicroBatch> validation();
 
  private:
+  Batch part(Split split, const Sampler& sampler, int64_t first, int64_t end) const;
   StepBatch upload(const std::vector<Batch>& batches);
 
   const Corpus& corpus_;
   Sampler train_, in_order_;
   Upload upload_;
+  Cut data_;
   int64_t length_, micro_batch_, batch_sequences_, samples_, steps_, validation_windows_;
 };
 

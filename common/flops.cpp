@@ -80,9 +80,9 @@ std::optional<double> peak_flops(const std::string& device_name, DType type) {
 }
 
 Efficiency::Efficiency(const ModelConfig& config, int64_t length, Recompute recompute, DType type,
-                       std::string device_name)
-    : model_(model_flops_per_token(config, length)),
-      hardware_(hardware_flops_per_token(config, length, recompute)),
+                       std::string device_name, int devices)
+    : model_(model_flops_per_token(config, length) / devices),
+      hardware_(hardware_flops_per_token(config, length, recompute) / devices),
       peak_(peak_flops(device_name, type)),
       type_(type),
       device_name_(std::move(device_name)) {}

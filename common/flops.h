@@ -45,14 +45,14 @@ struct Utilisation {
 class Efficiency {
  public:
   Efficiency(const ModelConfig& config, int64_t length, Recompute recompute, DType type,
-             std::string device_name);
+             std::string device_name, int devices = 1);
   Utilisation at(double tokens_per_second) const;
   // "speed   1234 tokens/s, MFU 41.2 %, HFU 54.0 %", or n/a.
   std::string line(double tokens_per_second) const;
   std::string warning() const;  // one sentence if the peak is unknown, else empty
 
  private:
-  double model_, hardware_;  // operations per token
+  double model_, hardware_;  // operations per token, of each device
   std::optional<double> peak_;
   DType type_;
   std::string device_name_;

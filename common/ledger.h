@@ -40,6 +40,8 @@ struct LedgerEntry {
   int64_t step = 0;
 };
 
+class OverlapMeter;
+
 class Ledger {
  public:
   void write(LedgerEntry entry);  // adds phase and step
@@ -47,6 +49,9 @@ class Ledger {
   void set_step(int64_t step) { step_ = step; }
   const std::vector<LedgerEntry>& entries() const { return entries_; }
   void clear() { entries_.clear(); }
+  // Measures the operations of this rank while it is set (overlap_meter.h).
+  void set_meter(OverlapMeter* meter) { meter_ = meter; }
+  OverlapMeter* meter() const { return meter_; }
 
   // Sums over the entries that match; an empty group or phase matches all.
   struct Sum {
@@ -59,6 +64,7 @@ class Ledger {
   std::vector<LedgerEntry> entries_;
   std::string phase_;
   int64_t step_ = 0;
+  OverlapMeter* meter_ = nullptr;
 };
 
 // Bytes that one rank of n sends for an operation on a whole of `payload` bytes, when nothing is

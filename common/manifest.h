@@ -21,7 +21,8 @@
 namespace lockstep {
 
 // What, beside the model, has to be the same when a run goes on: every number of the next step
-// depends on it.
+// depends on it. (Another number of ranks may go on with another micro-batch: the global batch and
+// its samples stay the same, and only the order of the sums differs, as it does anyway.)
 struct CheckpointSettings {
   uint64_t seed = 1;
   int64_t sequence = 0, micro_batch = 0, batch_tokens = 0;
@@ -71,6 +72,6 @@ void verify_files(const std::filesystem::path& folder, const Manifest& manifest)
 
 // One sentence that names the first setting in which the two runs differ, and both its values.
 void require_same_run(const std::filesystem::path& folder, const Manifest& saved,
-                      const ModelConfig& config, const CheckpointSettings& settings);
+                      const ModelConfig& config, const CheckpointSettings& settings, int ranks = 1);
 
 }  // namespace lockstep

@@ -146,7 +146,7 @@ bool MpiEngine::drive() {
 
 // Receives first, so that what arrives has a place to go to.
 void MpiEngine::post(Operation& op) {
-  const Stage& stage = op.stages[op.stage];
+  const MessageStage& stage = op.stages[op.stage];
   op.requests.clear();
   op.pieces.clear();
   auto cut = [&](const Message& m, bool sends) {
@@ -172,7 +172,7 @@ bool MpiEngine::advance(Operation& op) {
     while (!op.done) {
       moved |= collect(op);
       if (op.open > 0) return moved;
-      const Stage& stage = op.stages[op.stage];
+      const MessageStage& stage = op.stages[op.stage];
       if (stage.then) stage.then();
       if (++op.stage == op.stages.size()) {
         finish(op, "");
@@ -216,6 +216,7 @@ bool MpiEngine::collect(Operation& op) {
 void MpiEngine::finish(Operation& op, const std::string& error) {
   if (error.empty()) op.stages.clear();  // it may let go of the buffers now
   op.error = error;
+  if (op.times) op.times->under_way->stop();
   op.done = true;
   --under_way_;
 }

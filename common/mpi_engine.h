@@ -23,6 +23,7 @@
 #include <thread>
 
 #include "common/comm.h"
+#include "common/operation_times.h"
 
 namespace lockstep {
 
@@ -34,7 +35,7 @@ struct Message {
   Tensor data;  // on the host; undefined: an empty message, which only says "I am here"
 };
 
-struct Stage {
+struct MessageStage {
   std::vector<Message> sends = {}, receives = {};
   std::function<void()> then = {};  // once all have arrived and all are gone
 };
@@ -46,7 +47,8 @@ struct Operation {
   MPI_Comm comm;
   int tag;
   int64_t piece;  // bytes of the largest message
-  std::vector<Stage> stages;
+  std::vector<MessageStage> stages;
+  std::shared_ptr<OperationTimes> times;  // null: nobody measures
 
   std::atomic<bool> done = false;
   std::string error;  // final once done

@@ -28,8 +28,13 @@ ModelConfig preset(const std::string& name) {
   fail(text("--model ", name, " is unknown: use tiny, 135M, 360M or 1.7B"));
 }
 
-int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequence) {
-  int64_t forward = micro_batch * sequence;
+int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequence, int64_t dp) {
+  int64_t forward = micro_batch * sequence * dp;
+  require(dp == 1 || batch_tokens % forward == 0, "a global batch of ", batch_tokens,
+          " tokens would be ", double(batch_tokens) / double(forward),
+          " micro-batches for each of ", dp, " ranks, which take ", forward, " tokens at once (",
+          dp, " x ", micro_batch, " x ", sequence, "): use a multiple of ", forward,
+          " for --batch-tokens, another --micro-batch, or other ranks");
   require(batch_tokens >= forward && batch_tokens % forward == 0, "a global batch of ",
           batch_tokens, " tokens is no multiple of the ", forward, " tokens of one micro-batch (",
           micro_batch, " x ", sequence, "): use a multiple of ", forward,
@@ -78,7 +83,7 @@ void add_training_flags(CLI::App& app, Options& o, Raw& raw) {
   whole(number("--sequence", o.sequence, "tokens in a sequence"), 1, 100 * kMillion);
   whole(number("--micro-batch", o.micro_batch, "sequences in one forward"), 1, kMillion);
   whole(app.add_option("--batch-tokens", o.batch_tokens,
-                       "tokens in a step (default: one micro-batch)"),
+                       "tokens in a step (default: one micro-batch on each rank)"),
         1, 10 * kBillion);
   whole(number("--steps", o.steps, "optimizer steps"), 0, 100 * kMillion);
   whole(app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps"), 1,
@@ -171,8 +176,22 @@ void settle_device(Options& o, const Raw& raw) {
 
 }  // namespace
 
+void settle_batch(Options& o, int64_t dp) {
+  o.dp = dp;
+  if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch * o.sequence * dp;
+  accumulation_for(o.batch_tokens, o.micro_batch, o.sequence, dp);
+}
+
 std::optional<Options> parse_options(int argc, char** argv, const std::string& what_it_does,
                                      const std::function<void(CLI::App&)>& more) {
+  auto options = parse_options_of_ranks(argc, argv, what_it_does, more);
+  if (options) settle_batch(*options, 1);
+  return options;
+}
+
+std::optional<Options> parse_options_of_ranks(int argc, char** argv,
+                                              const std::string& what_it_does,
+                                              const std::function<void(CLI::App&)>& more) {
   Options o;
   o.update.schedule.peak = 3e-3;
   Raw raw;
@@ -186,8 +205,6 @@ std::optional<Options> parse_options(int argc, char** argv, const std::string& w
   o.warmup = raw.warmup;
   settle_device(o, raw);
   settle_model(o, raw);
-  if (o.batch_tokens == 0) o.batch_tokens = o.micro_batch * o.sequence;
-  accumulation_for(o.batch_tokens, o.micro_batch, o.sequence);
   return o;
 }
 

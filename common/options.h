@@ -28,9 +28,10 @@ struct Options {
   ModelConfig config;  // what these came to
 
   // Data and batch. A global batch is counted in tokens: batch_tokens = micro_batch * sequence *
-  // accumulation (* dp); 0 asks for one micro-batch.
+  // accumulation * dp; 0 asks for one micro-batch on each rank.
   std::string data;  // empty: the default corpus
   int64_t sequence = 128, micro_batch = 16, batch_tokens = 0;
+  int64_t dp = 1;                   // ranks that share a global batch: settle_batch()
   int64_t steps = 600, epochs = 0;  // epochs > 0: as many steps as they take (Feed::steps)
 
   UpdateRule update;  // its schedule gets warm-up and length from update_rule() (plan.h)
@@ -58,19 +59,28 @@ struct Options {
   bool dry_run = false;
 
   int64_t batch_sequences() const { return batch_tokens / sequence; }
-  int64_t accumulation() const { return batch_sequences() / micro_batch; }
+  int64_t accumulation() const { return batch_sequences() / (micro_batch * dp); }
 };
 
-// Reads argv. `more` lets a chapter add its own flags to the parser. Prints --help itself, and
-// returns nothing in that case.
+// For a program of one rank. Reads argv. `more` lets a chapter add its own flags to the parser.
+// Prints --help itself, and returns nothing in that case.
 std::optional<Options> parse_options(int argc, char** argv, const std::string& what_it_does,
                                      const std::function<void(CLI::App&)>& more = {});
+
+// For programs that know the number of their ranks only when they run: without settle_batch().
+std::optional<Options> parse_options_of_ranks(int argc, char** argv,
+                                              const std::string& what_it_does,
+                                              const std::function<void(CLI::App&)>& more = {});
+// The batch of a job with so many data-parallel ranks: fills in what was left to the default, and
+// refuses a batch that they cannot share.
+void settle_batch(Options& options, int64_t dp);
 
 // The model shapes that --model knows; throws for other names.
 ModelConfig preset(const std::string& name);
 
-// micro-batches per step, or a sentence with both numbers: the global batch must be a multiple of
-// what one forward takes.
-int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequence);
+// Micro-batches per step and rank, or a sentence with all numbers: the global batch must be a
+// multiple of what all ranks take in one forward. Nothing is ever rounded.
+int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequence,
+                         int64_t dp = 1);
 
 }  // namespace lockstep

@@ -41,7 +41,8 @@ inline int64_t zero_volume(int stage, int64_t parameters, int64_t micro_batches,
 inline double on_the_wire(double volume, double ranks) { return volume * (ranks - 1) / ranks; }
 
 // All-gathers of ZeRO-3 in a micro-batch. The units are the embedding, L blocks and the head; the
-// source counts L blocks alone, 2L - 1.
+// source counts L blocks alone, 2L - 1. A tied head makes it 2U: one for its norm, one for the
+// table.
 inline int64_t zero3_units(int64_t layers) { return layers + 2; }
 inline int64_t zero3_gathers(int64_t units) { return 2 * units - 1; }
 

@@ -22,10 +22,22 @@ Corpus open_corpus(Options& o) {
   return corpus;
 }
 
+void settle_ranks(Options& o, ProcessMesh& mesh) {
+  // Refused once, not by every rank: the others wait for the seed meanwhile.
+  if (mesh.world().rank() == 0) settle_batch(o, mesh.shape().dp);
+  Tensor seed = Tensor::from<int64_t>({int64_t(o.seed)}, {1}, o.device, Category::Buffers);
+  mesh.world().broadcast(seed, 0).wait();
+  o.seed = uint64_t(seed.values<int64_t>()[0]);
+  settle_batch(o, mesh.shape().dp);
+}
+
 void print_plan(const Options& o, const Corpus& corpus) {
+  print_plan(o, corpus, model_memory(o.config.parameters(), o.compute, o.gradients));
+}
+
+void print_plan(const Options& o, const Corpus& corpus, const ModelMemory& m) {
   const ModelConfig& c = o.config;
   int64_t n = c.parameters(), accumulation = o.accumulation();
-  ModelMemory m = model_memory(n, o.compute, o.gradients);
   Feed feed(corpus, o);
   auto number = [](int64_t x) { return static_cast<long long>(x); };
   auto mebibytes = [](int64_t bytes) { return double(bytes) / (1 << 20); };
@@ -34,9 +46,10 @@ void print_plan(const Options& o, const Corpus& corpus) {
       "ffn %lld, vocabulary %lld\n",
       double(n) / 1e6, number(c.layers), number(c.hidden), number(c.heads), number(c.kv_heads),
       number(c.head_dim), number(c.ffn), number(c.vocab));
-  std::printf("batch   %lld tokens a step = %lld micro-batch%s x %lld sequences x %lld tokens\n",
-              number(o.batch_tokens), number(accumulation), accumulation == 1 ? "" : "es",
-              number(o.micro_batch), number(o.sequence));
+  std::string ranks = o.dp > 1 ? text(o.dp, " ranks x ") : "";
+  std::printf("batch   %lld tokens a step = %s%lld micro-batch%s x %lld sequences x %lld tokens\n",
+              number(o.batch_tokens), ranks.c_str(), number(accumulation),
+              accumulation == 1 ? "" : "es", number(o.micro_batch), number(o.sequence));
   Schedule schedule = update_rule(o, feed.steps()).schedule;
   std::string later = schedule.warmup < schedule.total
                           ? text("then a cosine to ", schedule.peak * schedule.floor)
@@ -45,9 +58,10 @@ void print_plan(const Options& o, const Corpus& corpus) {
               schedule.peak, number(schedule.warmup), later.c_str());
   std::printf("data    %s\n", corpus.description().c_str());
   std::printf(
-      "memory  weights %.1f MiB, gradients %.1f, master weights %.1f, moments %.1f; "
+      "memory  %sweights %.1f MiB, gradients %.1f, master weights %.1f, moments %.1f; "
       "activations come on top\n",
-      mebibytes(m.weights), mebibytes(m.gradients), mebibytes(m.master), mebibytes(m.moments));
+      o.dp > 1 ? "of each rank: " : "", mebibytes(m.weights), mebibytes(m.gradients),
+      mebibytes(m.master), mebibytes(m.moments));
   std::string threads =
       text(omp_get_max_threads(), omp_get_max_threads() == 1 ? " thread" : " threads");
   std::printf(
@@ -65,21 +79,35 @@ UpdateRule update_rule(const Options& o, int64_t steps) {
   return rule;
 }
 
-void start_weights(const std::vector<Owned>& owned, const Options& o) {
+void start_weights(const Stage& model, const std::vector<Owned>& owned, const Options& o,
+                   Communicator* data) {
   if (o.hugging_face.empty()) return initialise(owned, o.seed);
-  WeightFiles files(o.hugging_face);
+  bool reads = !data || data->rank() == 0;
+  std::optional<WeightFiles> files;
+  if (reads) files.emplace(o.hugging_face);
   std::vector<std::string> names;
-  for (const Owned& part : owned) {
-    assign(part, read_parameter(*part.parameter, files, o.config.tied));
-    names.push_back(part.parameter->name);
+  for (const Parameter* p : model.parameters()) {
+    Tensor weights;  // of all that this rank's copy of the parameter has
+    if (reads) weights = read_parameter(*p, *files, o.config.tied);
+    if (data) {
+      if (!reads) weights = Tensor::empty(p->shard.local, DType::F32, Device::CPU);
+      Tensor travels = weights.to(o.device);
+      data->broadcast(travels, 0).wait();
+      weights = travels.to(Device::CPU);
+      device::synchronize();
+    }
+    for (const Owned& part : owned)
+      if (part.parameter == p) assign(part, weights);
+    names.push_back(p->name);
   }
-  refuse_unused(files, names, o.config.tied);
+  if (reads) refuse_unused(*files, names, o.config.tied);
 }
 
-void show_sample(Stage& model, const Corpus& corpus, const Options& o) {
+void show_sample(Stage& model, const Corpus& corpus, const Options& o, bool speaks) {
   if (o.sample == 0) return;
   std::vector<int32_t> prompt = {corpus.token(Split::Validation, 0)};
   std::vector<int32_t> written = sample(model, prompt, o.sample, o.temperature, o.sequence, o.seed);
+  if (!speaks) return;
   std::printf("sample:\n");
   if (corpus.vocab() == 256) {
     std::printf("%s\n", printable(written).c_str());

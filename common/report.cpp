@@ -28,12 +28,14 @@ std::string duration(double seconds) {
   return out;
 }
 
-Report::Report(const Options& o, int64_t steps)
+Report::Report(const Options& o, int64_t steps, Cut ranks)
     : steps_(steps),
+      speaks_(ranks.rank == 0),
       terminal_(isatty(STDOUT_FILENO)),
       log_path_(o.log),
-      efficiency_(o.config, o.sequence, o.recompute, o.compute, device::name(o.device)) {
-  if (!log_path_.empty()) {
+      efficiency_(o.config, o.sequence, o.recompute, o.compute, device::name(o.device),
+                  ranks.size) {
+  if (speaks_ && !log_path_.empty()) {
     log_.open(log_path_, o.resume ? std::ios::app : std::ios::trunc);
     require(log_.is_open(), "--log ", log_path_, " cannot be written");
   }
@@ -111,6 +113,7 @@ std::string Report::line(const Launched& which, const StepState& s) const {
 }
 
 void Report::draw(const Launched& which, const StepState& s) {
+  if (!speaks_) return;
   last_drawn_ = line(which, s);
   if (terminal_) {
     if (seconds_since(last_line_) < 0.1 && which.step < steps_) return;
@@ -137,6 +140,7 @@ void Report::clear_bar() {
 
 void Report::validation(int64_t step, double loss) {
   settle();  // what happened first is told first
+  if (!speaks_) return;
   clear_bar();
   std::printf("step %lld: validation loss %.3f\n", static_cast<long long>(step), loss);
   std::fflush(stdout);
@@ -157,6 +161,7 @@ void Report::finish() {
 }
 
 void Report::summary() {
+  if (!speaks_) return;
   if (terminal_ && !last_drawn_.empty()) std::printf("%s\n", last_drawn_.c_str());
   std::string warning = efficiency_.warning();
   if (!warning.empty()) std::fprintf(stderr, "%s\n", warning.c_str());

@@ -1,7 +1,9 @@
 #pragma once
 // What a run tells its user: a progress bar on a terminal, plain lines elsewhere, one JSON line per
 // step in a file. It learns each step's numbers one step late, so that nobody waits for the device,
-// and it ends the run when a loss or a gradient was not finite.
+// and it ends the run when a loss or a gradient was not finite. Of several ranks the first speaks
+// and writes; all learn the numbers, which are the same everywhere, so that all end in the same
+// step.
 
 #include <chrono>
 #include <fstream>
@@ -15,7 +17,7 @@ namespace lockstep {
 
 class Report {
  public:
-  Report(const Options& options, int64_t steps);
+  Report(const Options& options, int64_t steps, Cut ranks = {});
   ~Report();
 
   // After each step was launched: step counts from 1, tokens are those of the global batch.
@@ -41,7 +43,7 @@ class Report {
   void write_log(const std::string& line);
 
   int64_t steps_, before_ = 0;  // of the run; done before this program, when it resumed one
-  bool terminal_;
+  bool speaks_, terminal_;
   std::ofstream log_;
   std::string log_path_, last_drawn_;
   Efficiency efficiency_;

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "common/huggingface.h"
+#include "common/together.h"
 
 namespace lockstep {
 
@@ -46,8 +47,8 @@ static void require_writable(const char* flag, const std::string& folder) {
 }
 
 Checkpoints::Checkpoints(const Options& options, const Corpus& corpus, AdamW& optimizer,
-                         int64_t steps)
-    : options_(options), optimizer_(optimizer), steps_(steps) {
+                         int64_t steps, Communicator* world)
+    : options_(options), optimizer_(optimizer), steps_(steps), world_(world) {
   require_writable("--checkpoint", options.checkpoint);
   require_writable("--export", options.export_to);
   if (options.checkpoint.empty()) return;
@@ -59,19 +60,33 @@ Checkpoints::Checkpoints(const Options& options, const Corpus& corpus, AdamW& op
 
 int64_t Checkpoints::resume() {
   if (!options_.resume) return 0;
-  if (!holds_checkpoints(options_.checkpoint)) {
-    std::printf("resume  %s holds no checkpoint: the run starts from the beginning\n",
-                options_.checkpoint.c_str());
+  const bool first = !world_ || world_->rank() == 0;
+  const Device device = optimizer_.state().device();
+  // One rank looks, and reads every byte to see whether it is undamaged; each reads what it needs.
+  const fs::path newest = together(world_, device, [&]() -> std::string {
+    if (!first || !holds_checkpoints(options_.checkpoint)) return "";
+    return latest_checkpoint(options_.checkpoint);
+  })[0];
+  if (newest.empty()) {
+    if (first)
+      std::printf("resume  %s holds no checkpoint: the run starts from the beginning\n",
+                  options_.checkpoint.c_str());
     return 0;
   }
-  Checkpoint newest(latest_checkpoint(options_.checkpoint));
-  const Manifest& saved = newest.manifest();
-  require_same_run(newest.path(), saved, options_.config, settings_);
-  newest.load(optimizer_);
-  std::printf("resume  %s: %lld of %lld steps are done\n", newest.path().c_str(),
-              static_cast<long long>(saved.step), static_cast<long long>(steps_));
+  int64_t done = 0;
+  together(world_, device, [&] {
+    Checkpoint checkpoint(newest);
+    require_same_run(newest, checkpoint.manifest(), options_.config, settings_,
+                     world_ ? world_->size() : 1);
+    checkpoint.load(optimizer_);
+    done = checkpoint.manifest().step;
+    return "";
+  });
+  if (!first) return done;
+  std::printf("resume  %s: %lld of %lld steps are done\n", newest.c_str(),
+              static_cast<long long>(done), static_cast<long long>(steps_));
   std::fflush(stdout);
-  return saved.step;
+  return done;
 }
 
 int64_t Checkpoints::last_step() const {
@@ -86,14 +101,22 @@ bool Checkpoints::due(int64_t step) const {
 
 void Checkpoints::save(int64_t step) {
   save_checkpoint(options_.checkpoint, optimizer_, options_.config, settings_, step,
-                  {.keep = int(options_.keep)});
+                  {.keep = int(options_.keep)}, world_);
 }
 
-void export_weights(const Stage& model, const Options& options) {
+void export_weights(const Stage& model, DataParallel& parallel, const Options& options,
+                    bool writes) {
   if (options.export_to.empty()) return;
   NamedTensors weights;
-  for (Parameter* p : model.parameters()) weights.push_back({p->name, p->value});
-  write_huggingface(options.export_to, model.config(), weights);
+  for (Unit* unit : model.units()) {
+    parallel.acquire(*unit, DataParallel::Pass::Evaluation);
+    for (const Weights& group : unit->groups)
+      for (Parameter* p : group)
+        if (writes) weights.push_back({p->name, p->value.to(Device::CPU, Category::Buffers)});
+    device::synchronize();  // the copies, before a gathered weight is released
+    parallel.release(*unit, DataParallel::Pass::Evaluation);
+  }
+  if (writes) write_huggingface(options.export_to, model.config(), weights);
 }
 
 }  // namespace lockstep

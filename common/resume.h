@@ -10,8 +10,10 @@ namespace lockstep {
 
 class Checkpoints {
  public:
-  // Refuses a directory that cannot be written, or that holds another run, before any work.
-  Checkpoints(const Options& options, const Corpus& corpus, AdamW& optimizer, int64_t steps);
+  // Refuses a directory that cannot be written, or that holds another run, before any work. world:
+  // of a job of several ranks, which all do the same at the same time and see the same directory.
+  Checkpoints(const Options& options, const Corpus& corpus, AdamW& optimizer, int64_t steps,
+              Communicator* world = nullptr);
 
   // How many steps are done: those of the newest checkpoint, which is loaded, or none.
   int64_t resume();
@@ -24,13 +26,16 @@ class Checkpoints {
   AdamW& optimizer_;
   CheckpointSettings settings_;
   int64_t steps_;
+  Communicator* world_;
 };
 
 // What a resumed run must have in common with the one that was saved.
 CheckpointSettings run_settings(const Options& options, const Corpus& corpus,
                                 const UpdateRule& rule);
 
-// --export: a Hugging Face directory with the weights in the type they are computed with.
-void export_weights(const Stage& model, const Options& options);
+// --export: a Hugging Face directory with the weights in the type they are computed with. Of
+// several ranks all take part, because each may hold a part of the weights, and the first writes.
+void export_weights(const Stage& model, DataParallel& parallel, const Options& options,
+                    bool writes = true);
 
 }  // namespace lockstep

@@ -149,6 +149,9 @@ std::string draw(const Lines& l) {
     out += words(x + (right ? -3 : 3), kTop + 12 + 14 * double(i % 4), l.marks[i].text,
                  right ? "end" : "start", 11);
   }
+  for (size_t i = 0; i < l.x_names.size(); ++i)
+    out += words(kLeft + (l.x[i] - first) / span * kPlotWidth, kTop + kPlotHeight + 18,
+                 l.x_names[i], "middle");
   out += words(kLeft + kPlotWidth / 2, kHeight - 16, l.x_label, "middle");
   return out + "</svg>\n";
 }

@@ -27,7 +27,8 @@ struct Lines {
     double x;
     std::string text;
   };
-  std::vector<Mark> marks;  // vertical lines with a word
+  std::vector<Mark> marks;                // vertical lines with a word
+  std::vector<std::string> x_names = {};  // of the points, written below the axis
 };
 std::string draw(const Lines& lines);
 

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <map>
 
 #include "common/check.h"
+#include "common/operation_times.h"
 
 namespace lockstep {
 
 using Kind = TraceEvent::Kind;
+using Lane = TraceEvent::Lane;
 using Phase = TraceSchedule::Phase;
 
 Phase TraceSchedule::phase(int64_t step) const {
@@ -88,10 +91,10 @@ Trace::Buffer& Trace::buffer() {
   return fresh;
 }
 
-Trace::EventPair* Trace::events() {
+device::TimedPair* Trace::events() {
   Buffer& b = buffer();
   std::lock_guard lock(b.mutex);
-  if (b.pairs_used == b.pairs.size()) b.pairs.push_back(std::make_unique<EventPair>());
+  if (b.pairs_used == b.pairs.size()) b.pairs.push_back(std::make_unique<device::TimedPair>());
   return b.pairs[b.pairs_used++].get();
 }
 
@@ -102,25 +105,32 @@ static void sample(std::vector<MemorySample>& samples, int64_t at) {
   if (samples.empty() || samples.back().bytes != s.bytes) samples.push_back(s);
 }
 
-void Trace::add(int64_t window, const char* name, Kind kind, int64_t begin, int64_t end) {
+void Trace::add(int64_t window, std::string name, Kind kind, int64_t begin, int64_t end) {
   Buffer& b = buffer();
   std::lock_guard lock(b.mutex);
   if (window == kNothing || window != window_) return;
-  b.events.push_back({name, kind, {TraceEvent::Lane::Thread, b.number}, begin, end, step_ + 1});
+  b.events.push_back({std::move(name), kind, {Lane::Thread, b.number}, begin, end, step_ + 1});
   sample(b.memory, end);
 }
 
-void Trace::add_on_stream(int64_t window, const char* name, int64_t launched,
-                          const EventPair* pair) {
+void Trace::add_on_stream(int64_t window, std::string name, int64_t launched,
+                          const device::TimedPair* pair) {
   Buffer& b = buffer();
   std::lock_guard lock(b.mutex);
   if (window != kNothing && window == window_)
-    b.on_stream.push_back({name, launched, step_ + 1, pair});
+    b.on_stream.push_back({std::move(name), launched, step_ + 1, pair});
 }
 
-void Trace::instant(const char* name) {
+void Trace::add(int64_t window, std::shared_ptr<const OperationTimes> operation) {
+  Buffer& b = buffer();
+  std::lock_guard lock(b.mutex);
+  if (window != kNothing && window == window_)
+    b.operations.push_back({std::move(operation), step_ + 1});
+}
+
+void Trace::instant(std::string name) {
   int64_t at = now();
-  add(window_, name, Kind::Instant, at, at);
+  add(window_, std::move(name), Kind::Instant, at, at);
 }
 
 void Trace::forget() {
@@ -129,8 +139,71 @@ void Trace::forget() {
     std::lock_guard inner(b->mutex);
     b->events.clear();
     b->on_stream.clear();
+    b->operations.clear();
     b->memory.clear();
     b->pairs_used = 0;
+  }
+}
+
+int64_t Trace::host_time(const device::TimedEvent& event) const {
+  return mark_at_ + int64_t(1e9 * event.seconds_since(*mark_));
+}
+
+Interval Trace::time_of(const Stretch& s) const {
+  if (s.in_stream) return {host_time(s.in_stream->begin), host_time(s.in_stream->end)};
+  auto since_origin = [this](Stretch::Clock::time_point t) {
+    return std::chrono::nanoseconds(t.time_since_epoch()).count() - origin_;
+  };
+  return {since_origin(s.begin), since_origin(s.end)};
+}
+
+// Its way through the network, and where its rank stood still for it. On a GPU that is the stream,
+// and what the host did is one more part of the program.
+void Trace::collect(const Communicated& operation, int thread, std::vector<OnNetwork>& moving) {
+  const OperationTimes& times = *operation.times;
+  std::string words = times.words();
+  auto event = [&](std::string name, Kind kind, Lane lane, Interval at) {
+    return TraceEvent{std::move(name), kind, lane, at.begin, at.end, operation.step};
+  };
+  auto by_the_clock = [&](Stretch s) {
+    s.in_stream = nullptr;
+    return time_of(s);
+  };
+  for (const Stretch* s : times.moving()) {
+    Interval at = time_of(*s);
+    if (times.under_way && s->in_stream)  // it begins no earlier than any kernel would
+      at.begin = std::min(std::max(at.begin, by_the_clock(times.launch).end), at.end);
+    moving.push_back({times.group, event(words, Kind::Communication, {Lane::Network}, at)});
+  }
+  std::vector<TraceEvent>& events = recording_.events;
+  auto name_of = [&](const Stretch* s) {
+    return text(s == &times.wait ? "wait " : "launch ", words);
+  };
+  for (const Stretch* s : times.still()) {
+    Lane lane{s->in_stream ? Lane::Stream : Lane::Thread, thread};
+    events.push_back(event(name_of(s), Kind::Exposed, lane, time_of(*s)));
+  }
+  if (times.device == Device::CPU) return;
+  for (const Stretch* s : {&times.launch, &times.wait})
+    if (s->happened())
+      events.push_back(event(name_of(s), Kind::Host, {Lane::Thread, thread}, by_the_clock(*s)));
+}
+
+// Spans of one lane must not cross: where a group has several operations under way at once, each
+// takes the first lane that is free.
+void Trace::lay_out(std::vector<OnNetwork> moving) {
+  std::stable_sort(moving.begin(), moving.end(), [](const OnNetwork& x, const OnNetwork& y) {
+    return x.event.begin < y.event.begin;
+  });
+  std::map<std::string, int64_t> free_from;
+  std::vector<std::string>& names = recording_.networks;
+  for (OnNetwork& m : moving) {
+    std::string lane = m.group;
+    for (int k = 2; free_from[lane] > m.event.begin; ++k) lane = text(m.group, " (", k, ")");
+    free_from[lane] = m.event.end;
+    if (std::find(names.begin(), names.end(), lane) == names.end()) names.push_back(lane);
+    m.event.lane.number = int(std::find(names.begin(), names.end(), lane) - names.begin());
+    recording_.events.push_back(std::move(m.event));
   }
 }
 
@@ -138,20 +211,19 @@ void Trace::collect() {
   if (device_ == Device::CUDA) device::synchronize();
   std::lock_guard lock(mutex_);
   std::vector<TraceEvent>& events = recording_.events;
+  std::vector<OnNetwork> moving;
   for (auto& b : buffers_) {
     std::lock_guard inner(b->mutex);
     events.insert(events.end(), b->events.begin(), b->events.end());
     recording_.memory.insert(recording_.memory.end(), b->memory.begin(), b->memory.end());
+    for (const Communicated& operation : b->operations) collect(operation, b->number, moving);
     for (const OnStream& work : b->on_stream) {
-      auto host_time = [&](const device::TimedEvent& e) {
-        return mark_at_ + int64_t(1e9 * e.seconds_since(*mark_));
-      };
       int64_t end = host_time(work.pair->end), begin = host_time(work.pair->begin);
       begin = std::min(std::max(begin, work.launched), end);
-      events.push_back(
-          {work.name, Kind::Kernel, {TraceEvent::Lane::Stream, b->number}, begin, end, work.step});
+      events.push_back({work.name, Kind::Kernel, {Lane::Stream, b->number}, begin, end, work.step});
     }
   }
+  lay_out(std::move(moving));
   auto earlier = [](const TraceEvent& x, const TraceEvent& y) {
     return x.begin != y.begin ? x.begin < y.begin : x.end > y.end;  // what encloses comes first
   };

@@ -4,6 +4,7 @@
 //   CPU thread 0    | data | forward               | backward              | optimizer |
 //                          |matmul|rope|attention|…          launches (on the CPU: executions)
 //   CUDA stream 0              |  matmul  |rope| attention |…          when they really ran
+//   network dp                              | all_reduce |        messages between ranks
 //   memory          ▁▁▂▃▄▅▆▇▇▇▆▅▄▃▂▁   activations, weights, … in bytes
 //
 // A recording follows a schedule, because the first steps of a run are unlike all others and a
@@ -31,24 +32,31 @@
 #include <vector>
 
 #include "common/device.h"
+#include "common/intervals.h"
 #include "common/memory.h"
 #include "common/traced_kernels.h"
 
 namespace lockstep {
 
+struct OperationTimes;  // operation_times.h
+struct Stretch;
+
 struct TraceEvent {
   enum class Kind : uint8_t {
-    Step,     // a whole training step
-    Host,     // a part of the program
-    Data,     // a part that prepares data
-    Wait,     // the host waits for the device
-    Launch,   // the host hands work to a stream
-    Kernel,   // work runs: on a stream, or on a CPU thread
-    Instant,  // a moment
+    Step,           // a whole training step
+    Host,           // a part of the program
+    Data,           // a part that prepares data
+    Wait,           // the host waits for the device
+    Launch,         // the host hands work to a stream
+    Kernel,         // work runs: on a stream, or on a CPU thread
+    Instant,        // a moment
+    Communication,  // an operation (comm.h) is under way
+    Exposed,        // a stream or a CPU thread stands still for it
   };
-  // CPU threads in the order in which the trace met them, and the stream that goes with each.
+  // CPU threads in the order in which the trace met them, and the stream that goes with each;
+  // Network: Recording::networks[number].
   struct Lane {
-    enum Type : uint8_t { Thread, Stream } type = Thread;
+    enum Type : uint8_t { Thread, Stream, Network } type = Thread;
     int number = 0;
     bool operator==(const Lane&) const = default;
   };
@@ -71,6 +79,9 @@ struct Recording {
   int64_t wall_clock = 0;  // nanoseconds since 1970
   std::vector<TraceEvent> events;
   std::vector<MemorySample> memory;
+  // Groups of ranks. One that has several operations under way at once has a lane for each: "dp",
+  // "dp (2)", …
+  std::vector<std::string> networks;
 };
 
 // One JSON file for any number of ranks, each a process in the picture.
@@ -91,27 +102,32 @@ class Trace {
   // A training step has ended. True when a series of active steps ended with it: their device times
   // have been read, with one wait, and recording() has them.
   bool step();
+  Device device() const { return device_; }
   TraceSchedule::Phase phase() const { return phase_; }
   const TraceSchedule& schedule() const { return schedule_; }
-  void instant(const char* name);
+  void instant(std::string name);
   const Recording& recording() const { return recording_; }
 
   // For spans. A window is one phase of recording; what began in another is dropped.
   static constexpr int64_t kNothing = -1;
   int64_t window() const { return window_; }  // kNothing while nothing is recorded
   int64_t now() const;
-  struct EventPair {
-    device::TimedEvent begin, end;
-  };
-  EventPair* events();  // to be recorded around work on this thread's stream; valid in this window
-  void add(int64_t window, const char* name, TraceEvent::Kind, int64_t begin, int64_t end);
-  void add_on_stream(int64_t window, const char* name, int64_t launched, const EventPair* pair);
+  // To be recorded around work on this thread's stream; valid in this window.
+  device::TimedPair* events();
+  void add(int64_t window, std::string name, TraceEvent::Kind, int64_t begin, int64_t end);
+  void add_on_stream(int64_t window, std::string name, int64_t launched,
+                     const device::TimedPair* pair);
+  void add(int64_t window, std::shared_ptr<const OperationTimes> operation);
 
  private:
   struct OnStream {
-    const char* name;
+    std::string name;
     int64_t launched, step;
-    const EventPair* pair;
+    const device::TimedPair* pair;
+  };
+  struct Communicated {
+    std::shared_ptr<const OperationTimes> times;
+    int64_t step;
   };
   struct Buffer {  // one per thread
     std::mutex mutex;
@@ -120,13 +136,22 @@ class Trace {
     std::vector<TraceEvent> events;
     std::vector<OnStream> on_stream;
     std::vector<MemorySample> memory;
-    std::vector<std::unique_ptr<EventPair>> pairs;
+    std::vector<Communicated> operations;
+    std::vector<std::unique_ptr<device::TimedPair>> pairs;
     size_t pairs_used = 0;
   };
   Buffer& buffer();
   void enter(TraceSchedule::Phase phase);
   void align_clocks();
+  int64_t host_time(const device::TimedEvent& event) const;
+  Interval time_of(const Stretch& stretch) const;
   void collect();
+  struct OnNetwork {
+    std::string group;
+    TraceEvent event;
+  };
+  void collect(const Communicated& operation, int thread, std::vector<OnNetwork>& moving);
+  void lay_out(std::vector<OnNetwork> moving);
   void forget();
 
   Device device_;
@@ -142,7 +167,7 @@ class Trace {
   Recording recording_;
 };
 
-// A part of the program on the calling thread. Names are literals, or live as long as the trace.
+// A part of the program on the calling thread. Its name lives as long as the span.
 // Without a trace it costs one branch.
 class Span {
  public:
@@ -191,7 +216,7 @@ class DeviceSpan {
 
   Trace* trace_;
   const char* name_ = nullptr;
-  Trace::EventPair* pair_ = nullptr;
+  device::TimedPair* pair_ = nullptr;
   int64_t begin_ = 0, window_ = 0;
 };
 

@@ -23,13 +23,22 @@ static const char* name_of(TraceEvent::Kind kind) {
     case TraceEvent::Kind::Launch: return "launch";
     case TraceEvent::Kind::Kernel: return "kernel";
     case TraceEvent::Kind::Instant: return "instant";
+    case TraceEvent::Kind::Communication: return "communication";
+    case TraceEvent::Kind::Exposed: return "exposed";
   }
   fail("unknown kind of trace event");
 }
 
-// Viewers sort lanes by these numbers: threads above streams.
-static int lane_id(const Lane& lane) {
-  return lane.number + (lane.type == Lane::Stream ? 1000 : 0);
+// Viewers sort lanes by these numbers: threads, streams, the network.
+static int lane_id(const Lane& lane) { return 1000 * lane.type + lane.number; }
+
+static std::string words(const Lane& lane, const std::vector<std::string>& networks) {
+  switch (lane.type) {
+    case Lane::Thread: return text("CPU thread ", lane.number);
+    case Lane::Stream: return text("CUDA stream ", lane.number);
+    case Lane::Network: return text("network ", networks.at(size_t(lane.number)));
+  }
+  fail("unknown type of a lane");
 }
 
 static json of(const TraceEvent& e, int rank, int64_t shift) {
@@ -79,8 +88,7 @@ void write_trace(const std::string& path, const std::vector<Recording>& ranks) {
     for (const TraceEvent& e : r.events) {
       if (std::find(named.begin(), named.end(), e.lane) != named.end()) continue;
       named.push_back(e.lane);
-      const char* type = e.lane.type == Lane::Stream ? "CUDA stream " : "CPU thread ";
-      write(name("thread_name", r.rank, lane_id(e.lane), text(type, e.lane.number)));
+      write(name("thread_name", r.rank, lane_id(e.lane), words(e.lane, r.networks)));
     }
     for (const TraceEvent& e : r.events) write(of(e, r.rank, shift));
     for (const MemorySample& s : r.memory) write(of(s, r.rank, shift));

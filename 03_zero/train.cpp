@@ -1,0 +1,112 @@
+// ZeRO: data parallelism in which ranks share out what they otherwise all hold alike.
+//
+//                      optimizer      gradients      weights        a step of m micro-batches moves
+//   --stage 0          everywhere     everywhere     everywhere     2Ψ            02_data_parallel
+//   --stage 1          1/N each       everywhere     everywhere     2Ψ            zero1.h
+//   --stage 2          1/N each       1/N each       everywhere     (m + 1)Ψ      zero2.h
+//   --stage 3          1/N each       1/N each       1/N each       3mΨ           zero3.h
+//
+// Compared with 02_data_parallel/train.cpp: every unit of the model asks for its weights before it
+// computes (use_zero). After the first steps the program prints what each rank holds and what has
+// moved, beside the formulas (accounts.h).
+//
+//     ./lockstep run 03 --ranks 4 --stage 3              ranks as threads
+//     ./lockstep run 03 -n 2 --stage 2                   as processes, over MPI
+//     ./lockstep run 03 --ranks 2 --steps 10 --check     beside the same training on one rank
+
+#include <CLI/CLI.hpp>
+
+#include "01_single_gpu/recompute.h"
+#include "02_data_parallel/bucketed.h"
+#include "03_zero/accounts.h"
+#include "03_zero/use_zero.h"
+#include "03_zero/zero3.h"
+#include "common/launch_flags.h"
+#include "common/plan.h"
+#include "common/training.h"
+
+using namespace lockstep;
+
+struct Flags {
+  int64_t stage = 1;
+  std::string gather = "forward";  // where stages 1 and 2 hide the gather of the new weights
+  double bucket_mb = 25;
+  CheckFlags checks;
+};
+
+static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& model,
+                                                   ProcessMesh& mesh,
+                                                   DataParallel::Settings settings) {
+  std::vector<Stage*> chunks = {&model};
+  auto gather =
+      flags.gather == "forward" ? Zero1::Gather::DuringForward : Zero1::Gather::DuringOptimizer;
+  switch (flags.stage) {
+    case 0: return std::make_unique<Bucketed>(chunks, mesh, settings);
+    case 1: return std::make_unique<Zero1>(chunks, mesh, settings, gather);
+    case 2: return std::make_unique<Zero2>(chunks, mesh, settings, gather);
+    default: return std::make_unique<Zero3>(chunks, mesh, settings);
+  }
+}
+
+// Tells once what every rank holds and what a step has moved.
+class ZeroTraining : public Training {
+ public:
+  ZeroTraining(const Job& job, const ZeroPlan& plan) : Training(job), plan_(plan) {}
+
+ protected:
+  void taken(int64_t step, const StepBatch& batch) override {
+    if (step != std::min(done_ + 2, checkpoints_.last_step())) return;
+    show_accounts(job_.mesh.world(), job_.options.device, plan_, job_.mesh.data().name(),
+                  int64_t(batch.micro_batches.size()));
+  }
+
+ private:
+  const ZeroPlan& plan_;
+};
+
+static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
+  ProcessMesh mesh(world, {.dp = world.size()});
+  settle_ranks(options, mesh);
+
+  std::unique_ptr<DataParallel> parallel;  // the model's units ask it for their weights
+  Parts parts = plain_parts();
+  parts.seed = options.seed;
+  use_recomputation(parts, options.recompute);
+  use_zero(parts, parallel);
+  Stage model(options.config, parts, options.compute, options.device);
+  DataParallel::Settings settings{options.gradients, int64_t(flags.bucket_mb * 1e6)};
+  ZeroPlan plan(model, int(flags.stage), settings, {mesh.data().rank(), mesh.data().size()});
+  if (world.rank() == 0) print_plan(options, corpus, plan.memory());
+  if (options.dry_run) return;
+  parallel = make_parallel(flags, model, mesh, settings);
+  parallel->allocate();
+  ZeroTraining({mesh, options, corpus, {&model}, *parallel, flags.checks}, plan).run();
+}
+
+int main(int argc, char** argv) {
+  return run_main(argc, argv, [](int argc, char** argv) {
+    Flags flags;
+    Launch launch;
+    auto more = [&](CLI::App& app) {
+      whole(app.add_option("--stage", flags.stage,
+                           "0: nothing is shared out, 1: the optimizer's "
+                           "state, 2: gradients too, 3: weights too")
+                ->capture_default_str(),
+            0, 3);
+      word(app.add_option("--gather", flags.gather,
+                          "stages 1 and 2: new weights travel during the optimizer's step, or "
+                          "during the next forward (optimizer, forward)")
+               ->capture_default_str(),
+           {"optimizer", "forward"});
+      real(app.add_option("--bucket-mb", flags.bucket_mb, "gradients that are summed at once")
+               ->capture_default_str(),
+           0, 1e6, true);
+      add_check_flags(app, flags.checks);
+    };
+    auto options =
+        parse_training(argc, argv, "Trains a Llama-style model with ZeRO.", launch, more);
+    if (!options) return 0;
+    Corpus corpus = open_corpus(*options);
+    return run_ranks(launch, [&](Communicator& world) { train(world, *options, corpus, flags); });
+  });
+}
