@@ -107,6 +107,7 @@ int main(int argc, char** argv) {
         parse_training(argc, argv, "Trains a Llama-style model with ZeRO.", launch, more);
     if (!options) return 0;
     Corpus corpus = open_corpus(*options);
-    return run_ranks(launch, [&](Communicator& world) { train(world, *options, corpus, flags); });
+    return train_on_ranks(launch, *options,
+                          [&](Communicator& world) { train(world, *options, corpus, flags); });
   });
 }

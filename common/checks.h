@@ -56,6 +56,7 @@ class Checks {
   Checks(const CheckFlags& flags, const Stage& model, DataParallel& parallel, ProcessMesh& mesh,
          const Options& options, const Corpus& corpus, const AdamW& optimizer);
   void step(int64_t step);  // has been taken, and published
+  bool on() const { return flags_.replicas || reference_; }
 
  private:
   static constexpr int64_t kSteps = 10;  // that --check compares

@@ -33,7 +33,7 @@ std::vector<std::string> together(Communicator* world, Device device,
   if (!world) return {part()};
   std::string answer;
   try {
-    answer = "+" + part();
+    answer = text("+", part());
   } catch (const std::exception& e) {
     answer = text("-", e.what());
   }

@@ -26,8 +26,8 @@ Training::Training(const Job& job)
               optimizer_),
       report_(job.options, feed_.steps(), {job.mesh.world().rank(), job.mesh.world().size()}),
       meter_(ledger(), job.options.device) {
-  trace_ = start_trace(speaks() ? job.options.trace : "", speaks() && job.options.profile,
-                       job.options.device, checkpoints_.last_step() - done_);
+  trace_ = start_traces(job.mesh.world(), job.options.trace, job.options.profile,
+                        job.options.device, checkpoints_.last_step() - done_);
   one_ = Tensor::empty({1}, sum_type(job.options.compute), job.options.device, Category::Buffers);
   on(one_).fill(one_, 1);
 }
@@ -36,26 +36,24 @@ void Training::run() {
   const Options& options = job_.options;
   TraceScope scope(trace_.get());
   for (int64_t step = done_ + 1; step <= checkpoints_.last_step(); ++step) {
-    if (step == done_ + 3) meter_.read(), metered_ = 0;  // the first steps are unlike all others
     Span part(trace_.get(), "data", Span::Kind::Data);
-    this->step(step, part);
-    ++metered_;
-    checks_.step(step);
+    take(step, part);
     look_around(step, part);
     part.end();
-    if (trace_ && trace_->step()) show_trace(trace_->recording(), options.trace, options.profile);
+    if (trace_ && trace_->step())
+      show_traces(job_.mesh.world(), trace_->recording(), options.trace, options.profile,
+                  options.device);
   }
   report_.finish();
   report_.summary();
-  OverlapMeter::Sum moved = meter_.read().sum();
-  if (speaks() && moved.operations > 0) std::printf("%s\n", line(moved, metered_).c_str());
+  if (speaks()) meter_.show();
   export_weights(model(), job_.parallel, options, speaks());
   show_sample();
   double loss = validation_loss();
   if (speaks()) std::printf("validation loss %.3f\n", loss);
 }
 
-void Training::step(int64_t step, Span& part) {
+void Training::take(int64_t step, Span& part) {
   StepBatch batch = feed_.step(step - 1);
   part.next("begin");
   job_.mesh.data().all_reduce(batch.valid).wait();
@@ -68,6 +66,7 @@ void Training::step(int64_t step, Span& part) {
   part.next("optimizer");
   optimizer_.step([this](size_t piece) { job_.parallel.updated(piece); });
   job_.parallel.publish();
+  meter_.step();
   report_.step(step, optimizer_.state(), batch.tokens);
   taken(step, batch);
 }
@@ -86,9 +85,12 @@ void Training::forward_backward(const StepBatch& batch, Span& part) {
 
 void Training::look_around(int64_t step, Span& part) {
   const Options& options = job_.options;
+  bool evaluates =
+      options.evaluate_every > 0 && step % options.evaluate_every == 0 && step < feed_.steps();
+  StepMeter::Pause pause(meter_, evaluates || checks_.on() || checkpoints_.due(step));
+  checks_.step(step);
   part.next("evaluate");
-  bool evaluates = options.evaluate_every > 0 && step % options.evaluate_every == 0;
-  if (evaluates && step < feed_.steps()) report_.validation(step, validation_loss());
+  if (evaluates) report_.validation(step, validation_loss());
   if (checkpoints_.due(step)) {
     part.next("checkpoint");
     report_.finish();
@@ -98,6 +100,13 @@ void Training::look_around(int64_t step, Span& part) {
 
 double Training::validation_loss() {
   return evaluate(model(), feed_.validation(), &job_.mesh.data());
+}
+
+int train_on_ranks(const Launch& launch, const Options& options,
+                   const std::function<void(Communicator& world)>& body) {
+  std::optional<TracedKernels> traced;  // before there are threads that compute
+  if (!options.trace.empty() || options.profile) traced.emplace();
+  return run_ranks(launch, body);
 }
 
 void Training::show_sample() {

@@ -12,12 +12,13 @@
 // ranks stood still for.
 
 #include "common/checks.h"
-#include "common/diagnose.h"
 #include "common/feed.h"
 #include "common/mesh.h"
-#include "common/overlap_meter.h"
+#include "common/ranks.h"
 #include "common/report.h"
 #include "common/resume.h"
+#include "common/step_meter.h"
+#include "common/trace_ranks.h"
 
 namespace lockstep {
 
@@ -57,13 +58,16 @@ class Training {
   Tensor one_;
 
  private:
-  void step(int64_t step, Span& part);
+  void take(int64_t step, Span& part);
   void look_around(int64_t step, Span& part);
 
   Checks checks_;
   Report report_;
-  OverlapMeter meter_;
-  int64_t metered_ = 0;  // steps
+  StepMeter meter_;
 };
+
+// run_ranks() for programs that train.
+int train_on_ranks(const Launch& launch, const Options& options,
+                   const std::function<void(Communicator& world)>& body);
 
 }  // namespace lockstep

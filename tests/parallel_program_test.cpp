@@ -245,6 +245,30 @@ TEST(ParallelProgram, RefusesWhatCannotWork) {
   }
 }
 
+// One file with all ranks, each with its messages, and one line that says how much was hidden.
+TEST(ParallelProgram, TraceHasAllRanksAndCommunicationIsMeasured) {
+  Program p;
+  for (const std::string& command :
+       {kDataParallel + p.flags("--sync naive"), kZero + p.flags("--stage 3")}) {
+    Output run = shell(command + " --ranks 2 --profile --trace " + p.at("trace.json"));
+    ASSERT_EQ(run.status, 0) << run.out;
+    EXPECT_TRUE(run.says("\ncommunication ")) << run.out;
+    EXPECT_TRUE(run.says("of it exposed")) << run.out;
+    std::map<int, int> messages, forwards;
+    const nlohmann::json trace = nlohmann::json::parse(content_of(p.folder / "trace.json"));
+    for (const auto& e : trace["traceEvents"]) {
+      if (e["ph"] != "X") continue;
+      messages[e["pid"]] += e["cat"] == "communication";
+      forwards[e["pid"]] += e["name"] == "forward";
+    }
+    EXPECT_EQ(messages.size(), 2u);
+    EXPECT_GT(messages[0], 0);
+    EXPECT_EQ(messages[0], messages[1]);
+    EXPECT_EQ(forwards[0], 3 * 6);  // three steps of six micro-batches
+    EXPECT_EQ(forwards[1], 3 * 6);
+  }
+}
+
 TEST(ParallelProgram, DryRunPrintsThePlanOfAllRanks) {
   Program p;
   Output run = p.run(kZero, "--ranks 4 --dry-run --stage 3 --dtype bf16 --micro-batch 3");
