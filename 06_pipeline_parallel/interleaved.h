@@ -1,0 +1,52 @@
+#pragma once
+// Interleaved: each rank holds v thin stages (chunks) instead of a thick one, and a micro-batch
+// goes v times round the ranks. To fill the pipeline takes p - 1 thin steps, not p - 1 thick ones.
+//
+//     layers   0 1 | 2 3 | 4 5 | 6 7     one chunk each: ranks 0 1 2 3
+//              0   | 1   | 2   | 3       two chunks each, in a loop: rank 0 has layers 0 and 4,
+//              4   | 5   | 6   | 7       rank 1 has 1 and 5, …
+//
+// `group` micro-batches visit chunk 0, then the same ones chunk 1, …, then the next group:
+//
+//     depth first     group = p    01 01 23 23    (p = v = 2, m = 4; in bold type: chunk)
+//                     chunk        0  1  0  1     micro-batches finish early: little memory
+//     breadth first   group = m    0123 0123
+//                     chunk        0    1         all of a chunk at once: more memory, but more
+//                                                 time between messages and between gathers (ZeRO)
+//
+// Llama 3.1 puts the dial between the two.
+//
+// Cost: idles for (p - 1)/(v m) of what it computes; messages are v times as many: p v - 1
+// boundaries instead of p - 1.
+//
+// Narayanan et al., "Efficient large-scale language model training on GPU clusters" (2021);
+// Lamy-Poirier, "Breadth-first pipeline parallelism" (2023); "The Llama 3 herd of models" (2024),
+// section 3.3.2.
+
+#include <algorithm>
+
+#include "06_pipeline_parallel/one_f_one_b.h"
+
+namespace lockstep {
+
+inline Schedule interleaved(int p, int v, int m, int group) {
+  if (v == 1) return one_f_one_b(p, m);  // a single round: nothing to wait longer for
+  require(group >= p && m % group == 0, "an interleaved schedule of ", p, " ranks takes ", m,
+          " micro-batches in whole groups of at least ", p, ", not of ", group);
+  auto kth = [&](Action::Kind kind, int k) {
+    int chunk = k % (group * v) / group, micro = k / (group * v) * group + k % group;
+    return Action{kind, kind == Action::F ? chunk : v - 1 - chunk, micro};
+  };
+  Schedule schedule(p);
+  for (int rank = 0; rank < p; ++rank) {
+    int all = m * v, warm_up = std::min(all, 2 * (p - 1 - rank) + (v - 1) * group);
+    for (int k = 0; k < warm_up; ++k) schedule[rank].push_back(kth(Action::F, k));
+    for (int k = 0; k < all; ++k) {
+      if (warm_up + k < all) schedule[rank].push_back(kth(Action::F, warm_up + k));
+      schedule[rank].push_back(kth(Action::B, k));
+    }
+  }
+  return schedule;
+}
+
+}  // namespace lockstep
