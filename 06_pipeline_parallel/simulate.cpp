@@ -1,0 +1,177 @@
+#include "06_pipeline_parallel/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+
+#include "06_pipeline_parallel/plan.h"
+#include "common/svg.h"
+
+namespace lockstep {
+
+Times equal_times(int stages, double forward, double input, double weight, double message) {
+  auto all = [stages](double time) { return std::vector<double>(stages, time); };
+  return {all(forward), all(input), all(weight), message};
+}
+
+double duration(const Action& a, int stage, const Times& times) {
+  if (a.kind == Action::F) return times.forward[stage];
+  return (a.kind != Action::W ? times.input[stage] : 0) +
+         (a.kind != Action::I ? times.weight[stage] : 0);
+}
+
+Timeline simulate(const Schedule& schedule, const Placement& placement, const Times& times) {
+  size_t left = 0;
+  for (const auto& actions : schedule) left += actions.size();
+  Timeline timeline(schedule.size());
+  std::map<Product, double> made;  // when
+  while (left > 0) {
+    size_t before = left;
+    for (size_t rank = 0; rank < schedule.size(); ++rank) {
+      auto& spans = timeline[rank];
+      while (spans.size() < schedule[rank].size()) {
+        const Action& a = schedule[rank][spans.size()];
+        double begin = spans.empty() ? 0 : spans.back().end;
+        bool waits = false;
+        for (const Product& product : needs(a, int(rank), placement)) {
+          auto found = made.find(product);
+          waits |= found == made.end();
+          if (waits) break;
+          bool here = placement.rank_of(product.stage) == int(rank);
+          begin = std::max(begin, found->second + (here ? 0 : times.message));
+        }
+        if (waits) break;
+        int stage = placement.stage(int(rank), a.chunk);
+        spans.push_back({a, begin, begin + duration(a, stage, times)});
+        if (a.kind != Action::W) made[{a.kind != Action::F, stage, a.micro}] = spans.back().end;
+        --left;
+      }
+    }
+    require(left < before, "this schedule hangs: validate() says where");
+  }
+  return timeline;
+}
+
+Idle idle(const Timeline& timeline) {
+  double begin = INFINITY, end = -INFINITY, sum = 0;
+  for (const auto& spans : timeline) {
+    require(!spans.empty(), "a timeline in which a rank does nothing has no idle share");
+    begin = std::min(begin, spans.front().begin);
+    end = std::max(end, spans.back().end);
+  }
+  Idle out{{}, {}, {}, end - begin, 0, 0};
+  for (const auto& spans : timeline) {
+    double busy = 0;
+    for (const Span& s : spans) busy += s.end - s.begin;
+    out.busy.push_back(busy);
+    out.on_span.push_back(1 - busy / (spans.back().end - spans.front().begin));
+    out.on_clock.push_back(1 - busy / out.step);
+    sum += busy;
+  }
+  double clock = out.step * double(timeline.size());
+  out.of_clock = 1 - sum / clock;
+  out.of_ideal = (clock - sum) / sum;
+  return out;
+}
+
+std::string percent(double share) {
+  double tenths = std::round(1000 * share);
+  return text(tenths == 0 ? 0 : tenths / 10, " %");
+}
+
+static std::string label(const Action& a, bool with_micro) {
+  const char* letters = a.chunk % 2 == 0 ? "FBIW" : "fbiw";
+  return letters[a.kind] + (with_micro ? std::to_string(a.micro) : "");
+}
+
+static double start_of(const Timeline& timeline) {
+  double start = INFINITY;
+  for (const auto& spans : timeline) start = std::min(start, spans.front().begin);
+  return start;
+}
+
+std::string as_text(const Timeline& timeline) {
+  constexpr double kColumns = 90;
+  double shortest = INFINITY, step = idle(timeline).step, start = start_of(timeline);
+  size_t widest = 1;
+  for (const auto& spans : timeline)
+    for (const Span& s : spans) {
+      if (s.end > s.begin) shortest = std::min(shortest, s.end - s.begin);
+      widest = std::max(widest, label(s.action, true).size());
+    }
+  // Columns per unit of time: whole ones for the shortest action, where there is room.
+  double whole = std::min(3.0, std::floor(kColumns * shortest / step));
+  double scale = whole > 0 ? whole / shortest : kColumns / step;
+  auto column = [&](double time) { return size_t(std::lround((time - start) * scale)); };
+  std::string out;
+  for (size_t rank = 0; rank < timeline.size(); ++rank) {
+    std::string row(column(start + step), '.');
+    for (const Span& s : timeline[rank]) {
+      size_t first = column(s.begin), width = column(s.end) - first;
+      std::string name = label(s.action, double(widest) <= whole).substr(0, width);
+      row.replace(first, width, name + std::string(width - name.size(), ' '));
+    }
+    std::string head = text("rank ", rank);
+    out += head + std::string(10 - head.size(), ' ') + row + "\n";
+  }
+  return out;
+}
+
+static const std::string kColumnNames = "rank,action,chunk,micro_batch,begin,end";
+
+std::string as_csv(const Timeline& timeline) {
+  std::string out = kColumnNames + "\n";
+  for (size_t rank = 0; rank < timeline.size(); ++rank)
+    for (const Span& s : timeline[rank])
+      out += text(rank, ",", "FBIW"[s.action.kind], ",", s.action.chunk, ",", s.action.micro, ",",
+                  s.begin, ",", s.end, "\n");
+  return out;
+}
+
+Timeline from_csv(const std::string& csv) {
+  std::istringstream lines(csv);
+  std::string line;
+  require(std::getline(lines, line) && line == kColumnNames, "a timeline begins with the line ",
+          kColumnNames, ", not with ", line);
+  Timeline timeline;
+  while (std::getline(lines, line)) {
+    size_t rank = 0;
+    char kind = 0, comma = 0;
+    Span s{};
+    std::istringstream cells(line);
+    cells >> rank >> comma >> kind >> comma >> s.action.chunk >> comma >> s.action.micro >> comma >>
+        s.begin >> comma >> s.end;
+    size_t known = std::string("FBIW").find(kind);
+    require(!cells.fail() && known != std::string::npos && rank < 100'000 && s.begin <= s.end,
+            "no action of a timeline: ", line);
+    s.action.kind = Action::Kind(known);
+    if (timeline.size() <= rank) timeline.resize(rank + 1);
+    require(timeline[rank].empty() || timeline[rank].back().end <= s.begin,
+            "an action of a timeline begins before the one above it has ended: ", line);
+    timeline[rank].push_back(s);
+  }
+  return timeline;
+}
+
+std::string as_svg(const std::string& title, const std::string& unit,
+                   const std::vector<NamedTimeline>& timelines) {
+  svg::Lanes lanes{
+      title, unit, {"F: forward", "B: I and W", "I: for inputs", "W: for weights"}, {}};
+  for (const auto& [name, timeline] : timelines) {
+    Idle shares = idle(timeline);
+    double start = start_of(timeline);
+    for (size_t rank = 0; rank < timeline.size(); ++rank) {
+      svg::Lanes::Lane lane{rank == 0 ? name : "", text("rank ", rank), "", {}};
+      lane.note = text("idle ", percent(shares.on_clock[rank]), ", on its span ",
+                       percent(shares.on_span[rank]));
+      for (const Span& s : timeline[rank])
+        lane.boxes.push_back({s.begin - start, s.end - start, s.action.kind,
+                              s.action.chunk % 2 == 1, std::to_string(s.action.micro)});
+      lanes.lanes.push_back(lane);
+    }
+  }
+  return svg::draw(lanes);
+}
+
+}  // namespace lockstep
