@@ -7,7 +7,8 @@
 //     afab, 1f1b     (p - 1)(F + I + W)                        any m
 //     interleaved    (p - 1)(F + I + W)/v                      m a multiple of p
 //     zb-h1          (p - 1)(F + I - W)                        m >= p, W no longer than F and I
-//     zb-h2, zb-v    0 on its own span                         m >= 2p - 1, F = I = W
+//     zb-h2          (p - 1) F, and 0 on its own span          m >= 2p - 1, F = I = W
+//     zb-v           (p - 1) F/2, and 0 on its own span        m >= 2p - 1, F = I = W
 //     dualpipe-v     (p - 1) F/2                               m >= 2p, F = I = W
 //
 // Elsewhere the simulator alone speaks. Some papers write B for I alone, others for I and W
@@ -44,6 +45,8 @@ inline std::optional<double> idle_on_clock(const std::string& schedule, int p, i
   if (schedule == "interleaved" && m % p == 0) return fill * t.all() / v;
   if (schedule == "zb-h1" && m >= p && t.weight <= t.forward && t.weight <= t.input)
     return fill * (t.forward + t.input - t.weight);
+  if (schedule == "zb-h2" && m >= 2 * p - 1 && equal) return fill * t.forward;
+  if (schedule == "zb-v" && m >= 2 * p - 1 && equal) return fill * t.forward / 2;
   if (schedule == "dualpipe-v" && m >= 2 * p && equal) return fill * t.forward / 2;
   return {};
 }

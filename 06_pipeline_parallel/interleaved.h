@@ -31,8 +31,9 @@ namespace lockstep {
 
 inline Schedule interleaved(int p, int v, int m, int group) {
   if (v == 1) return one_f_one_b(p, m);  // a single round: nothing to wait longer for
-  require(group >= p && m % group == 0, "an interleaved schedule of ", p, " ranks takes ", m,
-          " micro-batches in whole groups of at least ", p, ", not of ", group);
+  require(group >= p && m % group == 0, "an interleaved schedule on ", p, " ranks cannot take ", m,
+          " micro-batches in groups of ", group,
+          ": a group has at least as many as there are ranks, and divides their number");
   auto kth = [&](Action::Kind kind, int k) {
     int chunk = k % (group * v) / group, micro = k / (group * v) * group + k % group;
     return Action{kind, kind == Action::F ? chunk : v - 1 - chunk, micro};

@@ -12,8 +12,6 @@
 // ranks would wait for each other for good.
 
 #include <array>
-#include <cmath>
-#include <map>
 
 #include "06_pipeline_parallel/plan.h"
 #include "06_pipeline_parallel/simulate.h"

@@ -15,10 +15,10 @@
 //
 // A measured timeline has the same shape as a simulated one: the same functions judge both.
 
-#include <string>
-#include <vector>
+#include <cmath>
+#include <map>
 
-#include "06_pipeline_parallel/schedule.h"
+#include "06_pipeline_parallel/plan.h"
 
 namespace lockstep {
 
@@ -27,8 +27,17 @@ struct Times {
   double message = 0;                          // from one rank to another
 };
 // All of them equal. B = I + W is usually near 2F: two products for each one of forward.
-Times equal_times(int stages, double forward, double input, double weight, double message = 0);
-double duration(const Action& action, int stage, const Times& times);
+inline Times equal_times(int stages, double forward, double input, double weight,
+                         double message = 0) {
+  auto all = [stages](double time) { return std::vector<double>(stages, time); };
+  return {all(forward), all(input), all(weight), message};
+}
+
+inline double duration(const Action& a, int stage, const Times& times) {
+  if (a.kind == Action::F) return times.forward[stage];
+  return (a.kind != Action::W ? times.input[stage] : 0) +
+         (a.kind != Action::I ? times.weight[stage] : 0);
+}
 
 struct Span {
   Action action;
@@ -36,28 +45,63 @@ struct Span {
 };
 using Timeline = std::vector<std::vector<Span>>;  // [rank]
 
-Timeline simulate(const Schedule& schedule, const Placement& placement, const Times& times);
+inline Timeline simulate(const Schedule& schedule, const Placement& placement, const Times& times) {
+  size_t left = 0;
+  for (const auto& actions : schedule) left += actions.size();
+  Timeline timeline(schedule.size());
+  std::map<Product, double> made;  // when
+  while (left > 0) {
+    size_t before = left;
+    for (size_t rank = 0; rank < schedule.size(); ++rank) {
+      auto& spans = timeline[rank];
+      while (spans.size() < schedule[rank].size()) {
+        const Action& a = schedule[rank][spans.size()];
+        double begin = spans.empty() ? 0 : spans.back().end;
+        bool waits = false;
+        for (const Product& product : needs(a, int(rank), placement)) {
+          auto found = made.find(product);
+          waits |= found == made.end();
+          if (waits) break;
+          bool here = placement.rank_of(product.stage) == int(rank);
+          begin = std::max(begin, found->second + (here ? 0 : times.message));
+        }
+        if (waits) break;
+        int stage = placement.stage(int(rank), a.chunk);
+        spans.push_back({a, begin, begin + duration(a, stage, times)});
+        if (a.kind != Action::W) made[{a.kind != Action::F, stage, a.micro}] = spans.back().end;
+        --left;
+      }
+    }
+    require(left < before, "this schedule hangs: validate() says where");
+  }
+  return timeline;
+}
 
 struct Idle {
   std::vector<double> busy, on_span, on_clock;  // [rank]: time, share, share
   double step;                                  // from the first begin to the last end
   double of_clock, of_ideal;                    // of all ranks together
 };
-Idle idle(const Timeline& timeline);
-std::string percent(double share);  // "12.5 %"
-
-// One line per rank, at most 100 columns. Letters are kinds, numbers micro-batches where there is
-// room for them; chunks 0, 2, … in capitals, 1, 3, … in small letters; dots are idle.
-std::string as_text(const Timeline& timeline);
-// rank,action,chunk,micro_batch,begin,end: what a program writes when it measures, and reads here.
-std::string as_csv(const Timeline& timeline);
-Timeline from_csv(const std::string& csv);
-// Pictures below each other on one time axis, each with its name: "planned" and "measured".
-struct NamedTimeline {
-  std::string name;
-  Timeline timeline;
-};
-std::string as_svg(const std::string& title, const std::string& unit,
-                   const std::vector<NamedTimeline>& timelines);
+inline Idle idle(const Timeline& timeline) {
+  double begin = INFINITY, end = -INFINITY, sum = 0;
+  for (const auto& spans : timeline) {
+    require(!spans.empty(), "a timeline in which a rank does nothing has no idle share");
+    begin = std::min(begin, spans.front().begin);
+    end = std::max(end, spans.back().end);
+  }
+  Idle out{{}, {}, {}, end - begin, 0, 0};
+  for (const auto& spans : timeline) {
+    double busy = 0;
+    for (const Span& s : spans) busy += s.end - s.begin;
+    out.busy.push_back(busy);
+    out.on_span.push_back(1 - busy / (spans.back().end - spans.front().begin));
+    out.on_clock.push_back(1 - busy / out.step);
+    sum += busy;
+  }
+  double clock = out.step * double(timeline.size());
+  out.of_clock = 1 - sum / clock;
+  out.of_ideal = (clock - sum) / sum;
+  return out;
+}
 
 }  // namespace lockstep

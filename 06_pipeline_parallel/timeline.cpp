@@ -16,9 +16,9 @@
 #include <fstream>
 
 #include "06_pipeline_parallel/closed_forms.h"
+#include "06_pipeline_parallel/draw_timeline.h"
 #include "06_pipeline_parallel/search.h"
 #include "common/command_line.h"
-#include "common/svg.h"
 
 using namespace lockstep;
 
@@ -56,7 +56,7 @@ static void describe_plan(const Pipeline& pipeline, int micro_batches) {
       actions += round.action ? 1 : 0;
       for (const Message& m : round.messages) messages += m.sends ? 1 : 0;
     }
-  std::printf("valid            %zu actions and %zu messages in %zu rounds\n\n", actions, messages,
+  std::printf("valid            %zu actions and %zu messages in %zu rounds\n", actions, messages,
               rounds[0].size());
 }
 
@@ -129,13 +129,20 @@ static void run(const Settings& s) {
     require(timelines[1].timeline.size() == planned.size(), "--measured ", s.measured, " has ",
             timelines[1].timeline.size(), " ranks, and the schedule ", planned.size());
   }
+  std::printf(
+      "F forward, I gradients of inputs, W of weights, B both; small letters: chunk 1, 3, …\n");
   for (const auto& [name, timeline] : timelines) {
     if (!name.empty()) std::printf("%s\n", name.c_str());
     std::printf("%s\n", as_text(timeline).c_str());
     show_idle(timeline, pipeline);
   }
   if (!s.search) show_closed_forms(s, pipeline.placement);
-  if (!s.csv.empty()) svg::save(s.csv, as_csv(planned));
+  if (!s.csv.empty()) {
+    std::ofstream file(s.csv);
+    file << as_csv(planned);
+    file.close();
+    require(file.good(), "--csv ", s.csv, " cannot be written");
+  }
   if (!s.picture.empty())
     svg::save(s.picture, as_svg(text(s.search ? "searched from " : "", s.schedule, " on ", s.ranks,
                                      " ranks, ", s.micro_batches, " micro-batches"),

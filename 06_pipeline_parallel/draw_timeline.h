@@ -1,97 +1,35 @@
-#include "06_pipeline_parallel/simulate.h"
+#pragma once
+// Timelines to look at: as letters in a terminal, as a table (CSV) that a program can write when it
+// measures and another can read, as a picture.
+//
+//     rank 0    F0F1......B0  B1              a letter for the kind, the micro-batch's number where
+//     rank 1    ..F0B0  F1B1  ....            there is room; small letters: chunks 1, 3, …
 
-#include <algorithm>
-#include <cmath>
-#include <map>
 #include <sstream>
 
-#include "06_pipeline_parallel/plan.h"
+#include "06_pipeline_parallel/simulate.h"
 #include "common/svg.h"
 
 namespace lockstep {
 
-Times equal_times(int stages, double forward, double input, double weight, double message) {
-  auto all = [stages](double time) { return std::vector<double>(stages, time); };
-  return {all(forward), all(input), all(weight), message};
-}
-
-double duration(const Action& a, int stage, const Times& times) {
-  if (a.kind == Action::F) return times.forward[stage];
-  return (a.kind != Action::W ? times.input[stage] : 0) +
-         (a.kind != Action::I ? times.weight[stage] : 0);
-}
-
-Timeline simulate(const Schedule& schedule, const Placement& placement, const Times& times) {
-  size_t left = 0;
-  for (const auto& actions : schedule) left += actions.size();
-  Timeline timeline(schedule.size());
-  std::map<Product, double> made;  // when
-  while (left > 0) {
-    size_t before = left;
-    for (size_t rank = 0; rank < schedule.size(); ++rank) {
-      auto& spans = timeline[rank];
-      while (spans.size() < schedule[rank].size()) {
-        const Action& a = schedule[rank][spans.size()];
-        double begin = spans.empty() ? 0 : spans.back().end;
-        bool waits = false;
-        for (const Product& product : needs(a, int(rank), placement)) {
-          auto found = made.find(product);
-          waits |= found == made.end();
-          if (waits) break;
-          bool here = placement.rank_of(product.stage) == int(rank);
-          begin = std::max(begin, found->second + (here ? 0 : times.message));
-        }
-        if (waits) break;
-        int stage = placement.stage(int(rank), a.chunk);
-        spans.push_back({a, begin, begin + duration(a, stage, times)});
-        if (a.kind != Action::W) made[{a.kind != Action::F, stage, a.micro}] = spans.back().end;
-        --left;
-      }
-    }
-    require(left < before, "this schedule hangs: validate() says where");
-  }
-  return timeline;
-}
-
-Idle idle(const Timeline& timeline) {
-  double begin = INFINITY, end = -INFINITY, sum = 0;
-  for (const auto& spans : timeline) {
-    require(!spans.empty(), "a timeline in which a rank does nothing has no idle share");
-    begin = std::min(begin, spans.front().begin);
-    end = std::max(end, spans.back().end);
-  }
-  Idle out{{}, {}, {}, end - begin, 0, 0};
-  for (const auto& spans : timeline) {
-    double busy = 0;
-    for (const Span& s : spans) busy += s.end - s.begin;
-    out.busy.push_back(busy);
-    out.on_span.push_back(1 - busy / (spans.back().end - spans.front().begin));
-    out.on_clock.push_back(1 - busy / out.step);
-    sum += busy;
-  }
-  double clock = out.step * double(timeline.size());
-  out.of_clock = 1 - sum / clock;
-  out.of_ideal = (clock - sum) / sum;
-  return out;
-}
-
-std::string percent(double share) {
+inline std::string percent(double share) {  // "12.5 %"
   double tenths = std::round(1000 * share);
   return text(tenths == 0 ? 0 : tenths / 10, " %");
 }
 
-static std::string label(const Action& a, bool with_micro) {
+inline std::string label(const Action& a, bool with_micro) {
   const char* letters = a.chunk % 2 == 0 ? "FBIW" : "fbiw";
   return letters[a.kind] + (with_micro ? std::to_string(a.micro) : "");
 }
 
-static double start_of(const Timeline& timeline) {
+inline double start_of(const Timeline& timeline) {
   double start = INFINITY;
   for (const auto& spans : timeline) start = std::min(start, spans.front().begin);
   return start;
 }
 
-std::string as_text(const Timeline& timeline) {
+// One line per rank, at most 100 columns; dots are idle.
+inline std::string as_text(const Timeline& timeline) {
   constexpr double kColumns = 90;
   double shortest = INFINITY, step = idle(timeline).step, start = start_of(timeline);
   size_t widest = 1;
@@ -118,9 +56,9 @@ std::string as_text(const Timeline& timeline) {
   return out;
 }
 
-static const std::string kColumnNames = "rank,action,chunk,micro_batch,begin,end";
+inline const std::string kColumnNames = "rank,action,chunk,micro_batch,begin,end";
 
-std::string as_csv(const Timeline& timeline) {
+inline std::string as_csv(const Timeline& timeline) {
   std::string out = kColumnNames + "\n";
   for (size_t rank = 0; rank < timeline.size(); ++rank)
     for (const Span& s : timeline[rank])
@@ -129,7 +67,7 @@ std::string as_csv(const Timeline& timeline) {
   return out;
 }
 
-Timeline from_csv(const std::string& csv) {
+inline Timeline from_csv(const std::string& csv) {
   std::istringstream lines(csv);
   std::string line;
   require(std::getline(lines, line) && line == kColumnNames, "a timeline begins with the line ",
@@ -154,8 +92,13 @@ Timeline from_csv(const std::string& csv) {
   return timeline;
 }
 
-std::string as_svg(const std::string& title, const std::string& unit,
-                   const std::vector<NamedTimeline>& timelines) {
+// Below each other on one axis of time, each with its name: "planned" and "measured".
+struct NamedTimeline {
+  std::string name;
+  Timeline timeline;
+};
+inline std::string as_svg(const std::string& title, const std::string& unit,
+                          const std::vector<NamedTimeline>& timelines) {
   svg::Lanes lanes{
       title, unit, {"F: forward", "B: I and W", "I: for inputs", "W: for weights"}, {}};
   for (const auto& [name, timeline] : timelines) {
