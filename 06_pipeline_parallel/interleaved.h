@@ -8,11 +8,18 @@
 //
 // `group` micro-batches visit chunk 0, then the same ones chunk 1, …, then the next group:
 //
-//     depth first     group = p    01 01 23 23    (p = v = 2, m = 4; in bold type: chunk)
-//                     chunk        0  1  0  1     micro-batches finish early: little memory
-//     breadth first   group = m    0123 0123
-//                     chunk        0    1         all of a chunk at once: more memory, but more
-//                                                 time between messages and between gathers (ZeRO)
+//     p = v = 2, m = 4; small letters: chunk 1; B drawn as long as F
+//
+//     depth first, group = p: a micro-batch is soon through, which takes little memory
+//
+//     rank 0   F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1 .  b2 .  b3 B2 B3
+//     rank 1   .  F0 F1 f0 b0 f1 b1 F2 B0 F3 B1 f2 b2 f3 b3 B2 B3 .
+//
+//     breadth first, group = m: all of a chunk at once; messages have more time, and weights that
+//     must be gathered (ZeRO) are gathered once
+//
+//     rank 0   F0 F1 F2 F3 f0 f1 f2 b0 f3 b1 .  b2 .  b3 B0 B1 B2 B3
+//     rank 1   .  F0 F1 F2 F3 f0 b0 f1 b1 f2 b2 f3 b3 B0 B1 B2 B3 .
 //
 // Llama 3.1 puts the dial between the two.
 //

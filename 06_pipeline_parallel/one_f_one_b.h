@@ -1,10 +1,11 @@
 #pragma once
 // One forward, one backward: a micro-batch comes back as soon as it can. Each rank first does as
-// many forwards as it takes the first micro-batch to return to it, then one of each in turn.
+// many forwards as it takes the first micro-batch to return, then one of each in turn. (B is drawn
+// as long as F.)
 //
-//     rank 0   F0 F1 F2 .  .  .  F3 B0 .  B1 .  B2 .  B3      p = 4 ranks, m = 4 micro-batches
-//     rank 1   .  F0 F1 .  .  F2 B0 F3 B1 .  B2 .  B3 .
-//     rank 2   .  .  F0 .  F1 B0 F2 B1 F3 B2 .  B3 .  .
+//     rank 0   F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
+//     rank 1   .  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3 .
+//     rank 2   .  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
 //     rank 3   .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
 //
 // Cost: idles exactly as long as all-forward-all-backward. What it saves is memory: rank r holds

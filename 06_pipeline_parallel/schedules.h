@@ -21,7 +21,7 @@
 
 namespace lockstep {
 
-struct Pipeline {
+struct PlacedSchedule {
   Schedule schedule;
   Placement placement;
 };
@@ -34,8 +34,8 @@ inline const std::vector<std::string>& schedule_names() {
 
 // chunks 0: as many as the schedule is made for. group: micro-batches that visit a chunk in a row,
 // for interleaved alone; 0: one per rank, which is depth first.
-inline Pipeline make_schedule(const std::string& name, int ranks, int chunks, int micro_batches,
-                              int group = 0) {
+inline PlacedSchedule make_schedule(const std::string& name, int ranks, int chunks,
+                                    int micro_batches, int group = 0) {
   require(ranks >= 1 && micro_batches >= 1, "a pipeline needs ranks and micro-batches, not ", ranks,
           " and ", micro_batches);
   bool v_shaped = name == "zb-v" || name == "dualpipe-v", loop = name == "interleaved";

@@ -47,7 +47,7 @@ static Times times_for(const Settings& s, const Placement& placement) {
           of_stages("--weight", s.weight, placement), s.message};
 }
 
-static void describe_plan(const Pipeline& pipeline, int micro_batches) {
+static void describe_plan(const PlacedSchedule& pipeline, int micro_batches) {
   validate(pipeline.schedule, pipeline.placement, micro_batches);
   Plan rounds = plan(pipeline.schedule, pipeline.placement);
   size_t actions = 0, messages = 0;
@@ -67,7 +67,7 @@ static std::string number(double x) {
 }
 static std::string number(std::optional<double> x) { return x ? number(*x) : "-"; }
 
-static void show_idle(const Timeline& timeline, const Pipeline& pipeline) {
+static void show_idle(const Timeline& timeline, const PlacedSchedule& pipeline) {
   Idle shares = idle(timeline);
   std::printf("%6s %10s %10s %13s %14s %18s\n", "rank", "busy", "idle", "on its span",
               "on the clock", "activations held");
@@ -95,7 +95,8 @@ static void show_closed_forms(const Settings& s, const Placement& placement) {
       percent(bubble_of_ideal(p, m, v)).c_str(), percent(bubble_of_clock(p, m, v)).c_str());
 }
 
-static Pipeline search_from(const Pipeline& start, const Times& times, const Settings& s) {
+static PlacedSchedule search_from(const PlacedSchedule& start, const Times& times,
+                                  const Settings& s) {
   double own = peak_activations(start.schedule, start.placement.chunks);
   double limit = s.memory > 0 ? s.memory : own;
   Found found = search(start.placement, s.micro_batches, times, limit);
@@ -115,7 +116,7 @@ static std::string content_of(const std::string& path) {
 }
 
 static void run(const Settings& s) {
-  Pipeline pipeline = make_schedule(s.schedule, s.ranks, s.chunks, s.micro_batches, s.group);
+  PlacedSchedule pipeline = make_schedule(s.schedule, s.ranks, s.chunks, s.micro_batches, s.group);
   Times times = times_for(s, pipeline.placement);
   std::printf("schedule         %s: %d ranks with %d stage%s each, %d micro-batches\n",
               s.schedule.c_str(), s.ranks, pipeline.placement.chunks,

@@ -3,11 +3,19 @@
 // and what only the optimizer waits for (W, gradients of weights). I goes up at once; W fills the
 // gaps.
 //
-//     rank 0   F0 F1 F2 F3 .  .  .  I0 W0 .  I1 W1 .  I2 W2 .  I3 W3     1F1B, B cut in place
-//     rank 3   .  .  .  F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3 .  .  .
+//     1F1B; B takes I and W
 //
-//     rank 0   F0 F1 F2 F3 .  .  I0 W0 I1 W1 I2 W2 I3 W3                 H1
-//     rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3              rank r: W lags r behind I
+//     rank 0   F0 F1 F2 F3 .  .  .  .  .  .  B0    .  B1    .  B2    .  B3
+//     rank 1   .  F0 F1 F2 .  .  .  .  B0    F3 B1    .  B2    .  B3    .  .
+//     rank 2   .  .  F0 F1 .  .  B0    F2 B1    F3 B2    .  B3    .  .  .  .
+//     rank 3   .  .  .  F0 B0    F1 B1    F2 B2    F3 B3    .  .  .  .  .  .
+//
+//     H1: W of rank r lags r micro-batches behind I
+//
+//     rank 0   F0 F1 F2 F3 .  .  .  I0 W0 I1 W1 I2 W2 I3 W3
+//     rank 1   .  F0 F1 F2 .  .  I0 F3 I1 W0 I2 W1 I3 W2 W3
+//     rank 2   .  .  F0 F1 .  I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
+//     rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
 //
 // Cost: idles for (p - 1)(F + I - W) instead of (p - 1)(F + I + W), a third if all three are equal,
 // and m >= p. It holds no more than 1F1B: p activations.

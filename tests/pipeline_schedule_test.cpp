@@ -37,7 +37,7 @@ std::string letters(const std::vector<Action>& actions) {
   return out;
 }
 
-double busiest(const Pipeline& pipeline) {
+double busiest(const PlacedSchedule& pipeline) {
   double peak = 0;
   for (const auto& actions : pipeline.schedule)
     peak = std::max(peak, peak_activations(actions, pipeline.placement.chunks));
@@ -53,7 +53,7 @@ int messages_in(const Plan& rounds) {
 }
 
 TEST(PipelineSchedule, EveryScheduleIsValidOrRefusedWithItsRule) {
-  for_each_schedule([](const Pipeline& pipeline, int, int m) {
+  for_each_schedule([](const PlacedSchedule& pipeline, int, int m) {
     EXPECT_NO_THROW(validate(pipeline.schedule, pipeline.placement, m));
   });
   for (int p : {2, 4, 8})
@@ -105,7 +105,7 @@ TEST(PipelineSchedule, PeakActivationsOfAllSchedulesAreFlatInMicroBatches) {
 TEST(PipelineSchedule, P6_InterleavingMultipliesMessages) {
   for (int p : {2, 4, 8})
     for (int v : {1, 2, 3}) {
-      Pipeline pipeline = make_schedule("interleaved", p, v, 2 * p);
+      PlacedSchedule pipeline = make_schedule("interleaved", p, v, 2 * p);
       EXPECT_EQ(messages_in(plan(pipeline.schedule, pipeline.placement)), 2 * 2 * p * (p * v - 1));
     }
   // Odd and even layers: with two ranks and as many chunks as layers each, rank 0 has 0, 2, 4, …
@@ -116,7 +116,7 @@ TEST(PipelineSchedule, P6_InterleavingMultipliesMessages) {
 TEST(PipelineSchedule, FoldOfAVCostsNoMessage) {
   for (const char* name : {"zb-v", "dualpipe-v"})
     for (int p : {1, 2, 4}) {
-      Pipeline pipeline = make_schedule(name, p, 0, 8);
+      PlacedSchedule pipeline = make_schedule(name, p, 0, 8);
       EXPECT_EQ(messages_in(plan(pipeline.schedule, pipeline.placement)), 2 * 8 * (2 * p - 2));
       EXPECT_TRUE(pipeline.placement.ends_share_a_rank());
     }
@@ -133,7 +133,7 @@ TEST(PipelineSchedule, P7_DepthFirstBreadthFirstAndBetween) {
   EXPECT_EQ(first_forwards(8), "F0 F1 F2 F3 F4 F5 F6 F7 f0 f1 f2 f3 f4 f5 f6 f7");
   double before = 0;
   for (int group : {4, 8, 16}) {  // the dial costs memory
-    Pipeline pipeline = make_schedule("interleaved", 4, 2, 16, group);
+    PlacedSchedule pipeline = make_schedule("interleaved", 4, 2, 16, group);
     EXPECT_NO_THROW(validate(pipeline.schedule, pipeline.placement, 16));
     EXPECT_GT(busiest(pipeline), before);
     before = busiest(pipeline);
@@ -199,7 +199,7 @@ TEST(PipelineSchedule, Pitfall69_InterleavedWarmUp) {
 }
 
 TEST(PipelineSchedule, MessagesOfARoundMatch) {
-  for_each_schedule([](const Pipeline& pipeline, int p, int) {
+  for_each_schedule([](const PlacedSchedule& pipeline, int p, int) {
     Plan rounds = plan(pipeline.schedule, pipeline.placement);
     for (size_t k = 0; k < rounds[0].size(); ++k)
       for (int a = 0; a < p; ++a)
@@ -228,7 +228,7 @@ TEST(PipelineSchedule, MessagesNameTheChunkOfEitherSide) {
 // All messages of all ranks have one order: the round, and in it the sender. So they need not be
 // grouped, if each rank keeps that order.
 TEST(PipelineSchedule, MessagesMayAlsoGoOneAtATime) {
-  for_each_schedule([](const Pipeline& pipeline, int, int) {
+  for_each_schedule([](const PlacedSchedule& pipeline, int, int) {
     std::vector<std::vector<LedgerEntry>> single;
     for (const auto& ledger : ledgers_of(plan(pipeline.schedule, pipeline.placement))) {
       EXPECT_FALSE(pipeline.placement.ranks > 1 && ledger.empty());
@@ -249,7 +249,7 @@ TEST(PipelineSchedule, MessagesMayAlsoGoOneAtATime) {
 
 TEST(PipelineSchedule, LostDoubledAndChangedActionsAreFound) {
   for (const std::string& name : schedule_names()) {
-    const Pipeline good = make_schedule(name, 2, 0, 4);
+    const PlacedSchedule good = make_schedule(name, 2, 0, 4);
     for (int rank = 0; rank < 2; ++rank)
       for (size_t i = 0; i < good.schedule[rank].size(); ++i) {
         SCOPED_TRACE(text(name, ", rank ", rank, ", action ", i));

@@ -16,7 +16,7 @@ namespace {
 
 const std::vector<StepTimes> kTimes{{1, 1, 1}, {1, 1.25, 0.75}, {1, 0.75, 1.5}, {2, 1, 1}};
 
-Timeline run(const Pipeline& pipeline, StepTimes t, double message = 0) {
+Timeline run(const PlacedSchedule& pipeline, StepTimes t, double message = 0) {
   int v = pipeline.placement.chunks;
   return simulate(
       pipeline.schedule, pipeline.placement,
@@ -39,7 +39,7 @@ TEST(PipelineSimulate, IdleTimeEqualsTheClosedFormWhereThereIsOne) {
             if (name == "dualpipe-v" && m < 2 * p) continue;
             if (name == "interleaved" && v > 1 && m % p != 0) continue;
             SCOPED_TRACE(text(name, " p ", p, " v ", v, " m ", m, " W ", t.weight));
-            Pipeline pipeline = make_schedule(name, p, v, m);
+            PlacedSchedule pipeline = make_schedule(name, p, v, m);
             Idle shares = idle(run(pipeline, t));
             auto clock = idle_on_clock(name, p, pipeline.placement.chunks, m, t);
             for (int rank = 0; rank < p; ++rank) {
