@@ -55,14 +55,18 @@ inline std::vector<std::vector<LedgerEntry>> ledgers_of(const Plan& rounds) {
   return ledgers;
 }
 
+inline void check_messages(const Plan& rounds) {
+  std::string stuck = strict_order(ledgers_of(rounds));
+  require(stuck.empty(), stuck);
+}
+
 // Throws a sentence that says what is wrong.
 inline void validate(const Schedule& schedule, const Placement& placement, int micro_batches) {
   require(int(schedule.size()) == placement.ranks, "a schedule of ", schedule.size(),
           " ranks cannot run on ", placement.ranks);
   for (int rank = 0; rank < placement.ranks; ++rank)
     check_order(schedule[rank], rank, placement.chunks, micro_batches);
-  std::string stuck = strict_order(ledgers_of(plan(schedule, placement)));
-  require(stuck.empty(), stuck);
+  check_messages(plan(schedule, placement));
 }
 
 // Activations of one rank that are alive at once, in stages: a chunk is one of v parts of a rank's

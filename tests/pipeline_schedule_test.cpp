@@ -247,6 +247,34 @@ TEST(PipelineSchedule, MessagesMayAlsoGoOneAtATime) {
   });
 }
 
+TEST(PipelineSchedule, MessagesThatDoNotMeetAreFound) {
+  // Where a rank both sends and receives in a round: two operations instead of one group. If both
+  // ranks send first, they wait for each other.
+  auto split = [](Plan& rounds, int rank, bool sends_first) {
+    for (size_t k = 0; k < rounds[rank].size(); ++k) {
+      std::vector<Message>& messages = rounds[rank][k].messages;
+      if (messages.size() < 2) continue;
+      std::vector<Message> second{messages[messages[0].sends == sends_first ? 1 : 0]};
+      messages.erase(std::find(messages.begin(), messages.end(), second[0]));
+      rounds[rank].insert(rounds[rank].begin() + long(++k), Round{{}, second});
+    }
+  };
+  PlacedSchedule pipeline = make_schedule("zb-v", 2, 0, 8);
+  const Plan good = plan(pipeline.schedule, pipeline.placement);
+  Plan bad = good;
+  split(bad, 0, true), split(bad, 1, true);
+  expect_refusal([&] { check_messages(bad); }, {"2 of 2 ranks are stuck", "sending to"});
+  bad = good;
+  split(bad, 0, true), split(bad, 1, false);
+  EXPECT_NO_THROW(check_messages(bad));
+  for (size_t k = 0; k < good[1].size(); ++k) {
+    bad = good;
+    if (good[1][k].messages.empty()) continue;
+    bad[1][k].messages.clear();
+    EXPECT_THROW(check_messages(bad), Error) << k;
+  }
+}
+
 TEST(PipelineSchedule, LostDoubledAndChangedActionsAreFound) {
   for (const std::string& name : schedule_names()) {
     const PlacedSchedule good = make_schedule(name, 2, 0, 4);
