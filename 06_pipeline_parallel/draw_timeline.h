@@ -106,8 +106,8 @@ inline std::string as_svg(const std::string& title, const std::string& unit,
     double start = start_of(timeline);
     for (size_t rank = 0; rank < timeline.size(); ++rank) {
       svg::Lanes::Lane lane{rank == 0 ? name : "", text("rank ", rank), "", {}};
-      lane.note = text("idle ", percent(shares.on_clock[rank]), ", on its span ",
-                       percent(shares.on_span[rank]));
+      lane.note =
+          text("idle ", percent(shares.on_clock[rank]), ", span ", percent(shares.on_span[rank]));
       for (const Span& s : timeline[rank])
         lane.boxes.push_back({s.begin - start, s.end - start, s.action.kind,
                               s.action.chunk % 2 == 1, std::to_string(s.action.micro)});
