@@ -99,8 +99,10 @@ struct NamedTimeline {
 };
 inline std::string as_svg(const std::string& title, const std::string& unit,
                           const std::vector<NamedTimeline>& timelines) {
-  svg::Lanes lanes{
-      title, unit, {"F: forward", "B: I and W", "I: for inputs", "W: for weights"}, {}};
+  svg::Lanes lanes{title,
+                   unit + " (light: chunks 1, 3, …)",
+                   {"F: forward", "B: I and W", "I: for inputs", "W: for weights"},
+                   {}};
   for (const auto& [name, timeline] : timelines) {
     Idle shares = idle(timeline);
     double start = start_of(timeline);
