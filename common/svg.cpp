@@ -42,9 +42,10 @@ std::string words(double x, double y, const std::string& what, const char* ancho
               "\">", escaped(what), "</text>\n");
 }
 
-std::string box(double x, double y, double width, double height, const char* fill) {
+std::string box(double x, double y, double width, double height, const char* fill,
+                double opacity = 1) {
   return text("<rect x=\"", x, "\" y=\"", y, "\" width=\"", width, "\" height=\"", height,
-              "\" fill=\"", fill, "\"/>\n");
+              "\" fill=\"", fill, opacity < 1 ? text("\" fill-opacity=\"", opacity) : "", "\"/>\n");
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* stroke) {
@@ -154,6 +155,43 @@ std::string draw(const Lines& l) {
                  l.x_names[i], "middle");
   out += words(kLeft + kPlotWidth / 2, kHeight - 16, l.x_label, "middle");
   return out + "</svg>\n";
+}
+
+std::string draw(const Lanes& l) {
+  constexpr double kLane = 24, kGroup = 30, kWordWidth = 7;
+  double last = 1e-9, height = kTop + 10 + kBottom;
+  for (const Lanes::Lane& lane : l.lanes) {
+    height += kLane + (lane.group.empty() ? 0 : kGroup);
+    for (const Lanes::Box& b : lane.boxes) last = std::max(last, b.end);
+  }
+  double width = kWidth + 340, plot = width - kLeft - kRight, bottom = height - kBottom;
+  std::string out = text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width,
+                         "\" height=\"", height, "\" font-family=\"sans-serif\">\n",
+                         box(0, 0, width, height, "white"), words(kLeft, 26, l.title, "start", 16));
+  auto x = [&](double time) { return kLeft + time / last * plot; };
+  for (double time = 0; time <= last * 1.0001; time += grid_step(last)) {
+    out += line(x(time), kTop, x(time), bottom, "#dddddd");
+    out += words(x(time), bottom + 18, short_number(time), "middle");
+  }
+  double y = kTop;
+  for (const Lanes::Lane& lane : l.lanes) {
+    if (!lane.group.empty()) out += words(kLeft, (y += kGroup) - 8, lane.group, "start", 13);
+    out += words(kLeft - 8, y + 15, lane.name, "end");
+    out += words(kLeft + plot + 10, y + 15, lane.note);
+    for (const Lanes::Box& b : lane.boxes) {
+      double from = x(b.begin), size = x(b.end) - from;
+      out += box(from, y + 1, std::max(0.3, size - 0.6), kLane - 4, colour(b.part),
+                 b.faint ? 0.55 : 1);
+      if (size > kWordWidth * double(b.word.size()) + 2)
+        out += words(from + size / 2, y + 15, b.word, "middle", 11);
+    }
+    y += kLane;
+  }
+  for (size_t i = 0; i < l.parts.size(); ++i) {
+    double left = kLeft + 150 * double(i);
+    out += box(left, height - 26, 12, 12, colour(i)) + words(left + 18, height - 16, l.parts[i]);
+  }
+  return out + words(kLeft + plot, height - 16, l.unit, "end") + "</svg>\n";
 }
 
 void save(const std::filesystem::path& path, const std::string& picture) {
