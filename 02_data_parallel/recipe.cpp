@@ -28,7 +28,7 @@ using namespace lockstep;
 // Gbit/s to the network. The latency is an average over hops inside and between nodes.
 struct Settings {
   std::string model = "1.7B", hugging_face, gradients = "bf16", recompute = "selective";
-  bool tied = false;
+  bool tied = false, dry_run = false;
   int64_t batch_tokens = 4 << 20, sequence = 4096, gpus = 128, micro_batch = 0;
   double memory_gib = 80, reserve_gib = 2;
   double tflops = 989, efficiency = 0.4, bandwidth_gb = 50, latency_us = 2, bucket_mb = 25;
@@ -184,6 +184,7 @@ static void add_flags(CLI::App& app, Settings& s) {
   number("--model", s.model, "tiny, 135M, 360M or 1.7B");
   app.add_option("--hf", s.hugging_face, "the shape in this directory's config.json instead");
   app.add_flag("--tied", s.tied, "head and embedding share one table");
+  app.add_flag("--dry-run", s.dry_run, "check the flags and the batch, and stop");
   whole(number("--batch-tokens", s.batch_tokens, "tokens in a step"), 1, 10'000'000'000);
   whole(number("--sequence", s.sequence, "tokens in a sequence"), 1, 100'000'000);
   whole(number("--gpus", s.gpus, "GPUs that share a batch"), 1, 1'000'000);
@@ -228,6 +229,7 @@ int main(int argc, char** argv) {
     add_flags(app, s);
     if (!parse_flags(app, argc, argv)) return 0;
     Job job = job_from(s);
+    if (s.dry_run) return 0;
     std::vector<Row> rows = scale(job, plan(job, s));
     show(rows);
     save(rows, s, job.room);
