@@ -81,7 +81,7 @@ static void train(const Options& options, const Corpus& corpus) {
   }
   report.finish();
   report.summary();
-  export_weights(model, parallel, options);
+  export_weights(parallel.owned(), options);
 
   show_sample(model, corpus, options);
   std::printf("validation loss %.3f\n", evaluate(model, feed.validation()));

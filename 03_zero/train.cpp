@@ -17,10 +17,9 @@
 #include <CLI/CLI.hpp>
 
 #include "01_single_gpu/recompute.h"
-#include "02_data_parallel/bucketed.h"
 #include "03_zero/accounts.h"
+#include "03_zero/make_zero.h"
 #include "03_zero/use_zero.h"
-#include "03_zero/zero3.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
 #include "common/training.h"
@@ -33,20 +32,6 @@ struct Flags {
   double bucket_mb = 25;
   CheckFlags checks;
 };
-
-static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& model,
-                                                   ProcessMesh& mesh,
-                                                   DataParallel::Settings settings) {
-  std::vector<Stage*> chunks = {&model};
-  auto gather =
-      flags.gather == "forward" ? Zero1::Gather::DuringForward : Zero1::Gather::DuringOptimizer;
-  switch (flags.stage) {
-    case 0: return std::make_unique<Bucketed>(chunks, mesh, settings);
-    case 1: return std::make_unique<Zero1>(chunks, mesh, settings, gather);
-    case 2: return std::make_unique<Zero2>(chunks, mesh, settings, gather);
-    default: return std::make_unique<Zero3>(chunks, mesh, settings);
-  }
-}
 
 // Tells once what every rank holds and what a step has moved.
 class ZeroTraining : public Training {
@@ -78,7 +63,9 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   ZeroPlan plan(model, int(flags.stage), settings, {mesh.data().rank(), mesh.data().size()});
   if (world.rank() == 0) print_plan(options, corpus, plan.memory());
   if (options.dry_run) return;
-  parallel = make_parallel(flags, model, mesh, settings);
+  auto gather =
+      flags.gather == "forward" ? Zero1::Gather::DuringForward : Zero1::Gather::DuringOptimizer;
+  parallel = make_zero(int(flags.stage), {&model}, mesh, settings, gather);
   parallel->allocate();
   ZeroTraining({mesh, options, corpus, {&model}, *parallel, flags.checks}, plan).run();
 }

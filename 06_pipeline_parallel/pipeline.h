@@ -9,9 +9,11 @@
 // Each micro-batch in flight has a tape of its own in each chunk; the tape holds its activations
 // from F to its last backward action, so the memory accounts show what a schedule costs.
 //
-// A message is launched when its sender has computed it, and waited for when its receiver needs it.
-// Rounds put every rank's groups of messages in one order, so that none can wait for another in a
-// circle; what a rank receives, it receives while it computes the action before.
+// A message is launched when its sender has computed it, and waited for when its receiver needs it;
+// what a rank receives, it receives while it computes the action before. Rounds, and within a round
+// the senders' numbers, put all messages of the job in one order, so that none can wait for another
+// in a circle. Each travels alone: in a group, a message to a rank that is ready would wait for the
+// one to a rank that is not.
 
 #include <deque>
 #include <map>
@@ -71,11 +73,6 @@ class Pipeline {
     std::unique_ptr<Tape> tape;
     Var in, out;
   };
-  struct Key {
-    bool gradient;
-    int stage, micro;  // of the stage that made it
-    auto operator<=>(const Key&) const = default;
-  };
 
   void walk(const std::vector<Round>& rounds, Tape::Mode mode, const Observer& observer) {
     for (const Round& round : rounds) {
@@ -86,7 +83,10 @@ class Pipeline {
       }
       if (!round.messages.empty()) exchange(round.messages);
     }
-    while (!exchanges_.empty()) wait_for_first();
+    for (auto& [peer, lane] : sent_) {
+      for (Work& work : lane) work.wait();
+      lane.clear();
+    }
     require(mail_.empty() && in_flight_.empty(), "a schedule that leaves something unfinished");
   }
 
@@ -128,34 +128,27 @@ class Pipeline {
     if (when == Tape::WeightWork::Now) in_flight_.erase({a.chunk, a.micro});
   }
 
-  void exchange(const std::vector<Message>& messages) {
-    // An older group is done before a newer one starts; waiting for it here frees what it sent.
-    if (exchanges_.size() == kUnderWay) wait_for_first();
-    std::vector<P2P> group;
+  void exchange(std::vector<Message> messages) {
+    auto sender = [this](const Message& m) { return m.sends ? pp_.rank() : m.peer; };
+    std::stable_sort(messages.begin(), messages.end(),
+                     [&](const Message& a, const Message& b) { return sender(a) < sender(b); });
     for (const Message& m : messages) {
-      Key key{m.gradient, m.stage, m.micro};
+      Product product{m.gradient, m.stage, m.micro};
       if (m.sends) {
-        group.push_back({P2P::Send, m.peer, std::move(mail_.extract(key).mapped())});
+        std::deque<Work>& lane = sent_[m.peer];
+        if (lane.size() == kUnderWay) lane.front().wait(), lane.pop_front();
+        lane.push_back(pp_.exchange({{P2P::Send, m.peer, mail_.extract(product).mapped()}}));
       } else {
-        group.push_back({P2P::Receive, m.peer, mail_[key] = room_for(m.micro)});
-        arrives_with_[key] = launched_;
+        Tensor room = mail_[product] = room_for(m.micro);
+        arriving_[product] = pp_.exchange({{P2P::Receive, m.peer, room}});
       }
     }
-    exchanges_.push_back(pp_.exchange(std::move(group)));
-    ++launched_;
   }
 
   // What another stage has made, as soon as it has arrived.
-  Tensor take(const Key& key) {
-    if (auto found = arrives_with_.find(key); found != arrives_with_.end()) {
-      while (launched_ - int64_t(exchanges_.size()) <= found->second) wait_for_first();
-      arrives_with_.erase(found);
-    }
-    return std::move(mail_.extract(key).mapped());
-  }
-  void wait_for_first() {
-    exchanges_.front().wait();
-    exchanges_.pop_front();
+  Tensor take(const Product& product) {
+    if (auto arrives = arriving_.extract(product)) arrives.mapped().wait();
+    return std::move(mail_.extract(product).mapped());
   }
 
   // [T of this rank, H], as a stage passes it on.
@@ -168,7 +161,7 @@ class Pipeline {
   int stage_of(const Action& a) const { return settings_.placement.stage(pp_.rank(), a.chunk); }
   int last_stage() const { return settings_.placement.stages() - 1; }
 
-  static constexpr size_t kUnderWay = 2;
+  static constexpr size_t kUnderWay = 2;  // messages from here to one peer
   std::vector<Stage*> chunks_;
   Communicator& pp_;
   Settings settings_;
@@ -178,10 +171,9 @@ class Pipeline {
   Tensor scale_, one_;
   std::function<void(const Tensor&)> add_loss_;
   std::map<std::pair<int, int>, InFlight> in_flight_;  // by chunk, micro-batch
-  std::map<Key, Tensor> mail_;                         // made or received, not used yet
-  std::map<Key, int64_t> arrives_with_;                // which exchange brings it
-  std::deque<Work> exchanges_;                         // under way, oldest first
-  int64_t launched_ = 0;
+  std::map<Product, Tensor> mail_;                     // made or received, not used yet
+  std::map<Product, Work> arriving_;
+  std::map<int, std::deque<Work>> sent_;  // by peer, oldest first; their buffers live as long
 };
 
 }  // namespace lockstep

@@ -29,28 +29,39 @@ static int64_t hash_of(const Tensor& t) {
   return int64_t(hash.value());
 }
 
-void check_replicas(const Stage& model, DataParallel& parallel, Communicator& data, int64_t step) {
-  Weights parameters;
-  std::vector<int64_t> mine;
-  for (Unit* unit : model.units()) {
-    parallel.acquire(*unit, DataParallel::Pass::Evaluation);
-    for (const Weights& group : unit->groups)
-      for (Parameter* p : group) {
-        parameters.push_back(p);
-        mine.push_back(hash_of(p->value));
-      }
-    parallel.release(*unit, DataParallel::Pass::Evaluation);
-  }
+// Do all ranks of a group have the same hashes of these parameters?
+static void compare(Communicator& group, const Weights& parameters,
+                    const std::vector<int64_t>& mine, Device device, int64_t step) {
   const size_t n = mine.size();
-  Tensor hashes = Tensor::from(mine, {int64_t(n)}, model.device(), Category::Buffers);
-  Tensor all =
-      Tensor::empty({data.size() * hashes.size()}, DType::I64, model.device(), Category::Buffers);
-  data.all_gather(hashes, all).wait();
+  Tensor hashes = Tensor::from(mine, {int64_t(n)}, device, Category::Buffers);
+  Tensor all = Tensor::empty({group.size() * hashes.size()}, DType::I64, device, Category::Buffers);
+  group.all_gather(hashes, all).wait();
   const std::vector<int64_t> values = all.values<int64_t>();
-  for (size_t r = 0; r < size_t(data.size()); ++r)
+  for (size_t r = 0; r < size_t(group.size()); ++r)
     for (size_t i = 0; i < n; ++i)
       require(values[r * n + i] == values[i], "after step ", step, " rank ", r, "'s copy of ",
-              parameters[i]->name, " differs from rank 0's: the ranks no longer train one model");
+              parameters[i]->name, " differs from rank 0's (in \"", group.name(),
+              "\"): the ranks no longer train one model");
+}
+
+void check_replicas(const std::vector<Stage*>& chunks, DataParallel& parallel, ProcessMesh& mesh,
+                    int64_t step) {
+  std::vector<std::pair<Parameter*, int64_t>> hashes;
+  for (Stage* stage : chunks)
+    for (Unit* unit : stage->units()) {
+      parallel.acquire(*unit, DataParallel::Pass::Evaluation);
+      for (const Weights& group : unit->groups)
+        for (Parameter* p : group) hashes.push_back({p, hash_of(p->value)});
+      parallel.release(*unit, DataParallel::Pass::Evaluation);
+    }
+  for (Axis axis : {Axis::Data, Axis::TP, Axis::KvCopies, Axis::Ends}) {
+    Weights parameters;
+    std::vector<int64_t> mine;
+    for (auto& [p, hash] : hashes)
+      if (p->replicas.has(axis)) parameters.push_back(p), mine.push_back(hash);
+    if (mesh.group(axis).size() > 1 && !mine.empty())
+      compare(mesh.group(axis), parameters, mine, chunks[0]->device(), step);
+  }
 }
 
 // ---- Reference
@@ -84,9 +95,11 @@ double largest(const std::vector<double>& values) {
 
 // The largest difference between a piece and the elements of the whole that it stands for, as a
 // share of the whole's largest element.
-double difference(const Tensor& piece, const Tensor& whole, int64_t first) {
+double difference(const Tensor& piece, const Tensor& whole, const Owned& o) {
   std::vector<double> mine = doubles(piece), all = doubles(whole), off;
-  for (size_t i = 0; i < mine.size(); ++i) off.push_back(mine[i] - all[size_t(first) + i]);
+  IndexMap map = o.parameter->shard.index_map();
+  for (size_t i = 0; i < mine.size(); ++i)
+    off.push_back(mine[i] - all[size_t(map.whole(o.first + int64_t(i)))]);
   double most = largest(off);
   return most == 0 ? 0 : most / largest(all);
 }
@@ -169,32 +182,32 @@ void Reference::step(int64_t step, const AdamW& parallel) {
           text("the gradient norm, ", many.gradient_norm, " instead of ", one.gradient_norm, ","));
   for (const Owned& o : parallel.owned()) {
     const Owned& whole = *run_->owned_of.at(o.parameter->name);
-    compare(difference(o.grad, whole.grad, o.first), largest_.gradient, allowed_.gradient,
+    compare(difference(o.grad, whole.grad, o), largest_.gradient, allowed_.gradient,
             text("the gradient of ", o.parameter->name));
-    compare(difference(o.master, whole.master, o.first), largest_.weight, allowed_.weight,
+    compare(difference(o.master, whole.master, o), largest_.weight, allowed_.weight,
             o.parameter->name);
   }
 }
 
 // ---- Both
 
-Checks::Checks(const CheckFlags& flags, const Stage& model, DataParallel& parallel,
+Checks::Checks(const CheckFlags& flags, const std::vector<Stage*>& chunks, DataParallel& parallel,
                ProcessMesh& mesh, const Options& options, const Corpus& corpus,
                const AdamW& optimizer)
     : flags_(flags),
-      model_(model),
+      chunks_(chunks),
       parallel_(parallel),
       mesh_(mesh),
       optimizer_(optimizer),
       last_(std::min(kSteps, optimizer.rule().schedule.total)) {
   require(!flags.reference || !options.resume,
           "--check compares a run from its first step on: leave out --resume");
-  if (flags_.replicas) check_replicas(model_, parallel_, mesh_.data(), 0);
+  if (flags_.replicas) check_replicas(chunks_, parallel_, mesh_, 0);
   if (flags_.reference) reference_ = std::make_unique<Reference>(options, corpus, optimizer.rule());
 }
 
 void Checks::step(int64_t step) {
-  if (flags_.replicas) check_replicas(model_, parallel_, mesh_.data(), step);
+  if (flags_.replicas) check_replicas(chunks_, parallel_, mesh_, step);
   if (!reference_) return;
   reference_->step(step, optimizer_);
   if (step == last_) conclude(step);
@@ -203,7 +216,7 @@ void Checks::step(int64_t step) {
 void Checks::conclude(int64_t steps) {
   const Reference::Differences& mine = reference_->largest();
   Tensor most = Tensor::from<double>({mine.loss, mine.norm, mine.gradient, mine.weight}, {4},
-                                     model_.device(), Category::Buffers);
+                                     chunks_[0]->device(), Category::Buffers);
   mesh_.world().all_reduce(most, ReduceOp::Max).wait();
   std::vector<double> d = most.values<double>();
   reference_.reset();

@@ -23,7 +23,9 @@ void add_check_flags(CLI::App& app, CheckFlags& flags);
 
 // Throws, on all ranks, with the first parameter of which a rank's copy differs from rank 0's, and
 // that rank. Weights are gathered and released unit by unit (ZeRO-3).
-void check_replicas(const Stage& model, DataParallel& parallel, Communicator& data, int64_t step);
+// Of weights that are replicated over the data axis, over TP, over both ends of a pipeline.
+void check_replicas(const std::vector<Stage*>& chunks, DataParallel& parallel, ProcessMesh& mesh,
+                    int64_t step);
 
 // The same training on one rank, with nothing exchanged in its model. Every rank runs it beside its
 // own work, on the whole global batch, and compares what it owns.
@@ -53,8 +55,8 @@ class Reference {
 // Both, as the flags say.
 class Checks {
  public:
-  Checks(const CheckFlags& flags, const Stage& model, DataParallel& parallel, ProcessMesh& mesh,
-         const Options& options, const Corpus& corpus, const AdamW& optimizer);
+  Checks(const CheckFlags& flags, const std::vector<Stage*>& chunks, DataParallel& parallel,
+         ProcessMesh& mesh, const Options& options, const Corpus& corpus, const AdamW& optimizer);
   void step(int64_t step);  // has been taken, and published
   bool on() const { return flags_.replicas || reference_; }
 
@@ -63,7 +65,7 @@ class Checks {
   void conclude(int64_t steps);
 
   CheckFlags flags_;
-  const Stage& model_;
+  std::vector<Stage*> chunks_;
   DataParallel& parallel_;
   ProcessMesh& mesh_;
   const AdamW& optimizer_;

@@ -63,26 +63,40 @@ MicroBatch sequence(const std::vector<int32_t>& tokens, Device device, int64_t f
   return batch;
 }
 
-std::vector<float> next_logits(Stage& model, const std::vector<int32_t>& tokens, int64_t first) {
+// A rank's columns of a row of logits, among all ranks' columns.
+static Tensor whole_row(const Tensor& mine, const Stage& model, Communicator& tp) {
+  Range columns = share(model.config().vocab, {tp.rank(), tp.size()});
+  Tensor row = Tensor::zeros({model.config().vocab}, mine.dtype(), mine.device());
+  copy(row.flat(columns.first, columns.count), mine);
+  tp.all_reduce(row).wait();
+  return row;
+}
+
+std::vector<float> next_logits(Stage& model, std::vector<int32_t> tokens, int64_t first,
+                               Communicator* tp) {
   require(!tokens.empty(), "a text that goes on needs at least one token to start from");
+  int64_t last = int64_t(tokens.size()) - 1;
+  // Ranks may have to have equally many rows. What comes behind a token does not change it.
+  while (tp && int64_t(tokens.size()) % tp->size() != 0) tokens.push_back(0);
   Tape tape(Tape::Mode::Forget);
   Var hidden = model.forward(tape, sequence(tokens, model.device(), first));
-  hidden.value = hidden.value.rows(hidden.value.dim(0) - 1, 1);  // the last token's row
+  if (!tp) hidden.value = hidden.value.rows(last, 1);
   Tensor logits = model.logits(tape, hidden).value;
+  if (tp) logits = whole_row(logits.rows(last, 1).flat(0, logits.dim(1)), model, *tp);
   Tensor exact = Tensor::empty(logits.shape(), DType::F32, logits.device());
   on(logits).cast(exact, logits);
   return exact.values<float>();
 }
 
 std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,
-                            double temperature, int64_t window, uint64_t seed) {
+                            double temperature, int64_t window, uint64_t seed, Communicator* tp) {
   RandomStream draw(seed, "sample");
   std::vector<int32_t> text = std::move(prompt);
   size_t begin = text.size();
   for (int64_t i = 0; i < count; ++i) {
     size_t first = text.size() > size_t(window) ? text.size() - size_t(window) : 0;
     std::vector<int32_t> seen(text.begin() + int64_t(first), text.end());
-    text.push_back(pick(next_logits(model, seen), temperature, draw.uniform(uint64_t(i))));
+    text.push_back(pick(next_logits(model, seen, 0, tp), temperature, draw.uniform(uint64_t(i))));
   }
   return std::vector<int32_t>(text.begin() + int64_t(begin), text.end());
 }

@@ -18,12 +18,15 @@ double evaluate(Stage& model, const std::vector<MicroBatch>& batches, Communicat
 MicroBatch sequence(const std::vector<int32_t>& tokens, Device device, int64_t first = 0);
 
 // The logits of the token that comes after these. Waits for the device.
-std::vector<float> next_logits(Stage& model, const std::vector<int32_t>& tokens, int64_t first = 0);
+// tp: ranks that have a part of the vocabulary each; all of them call it and get all of it.
+std::vector<float> next_logits(Stage& model, std::vector<int32_t> tokens, int64_t first = 0,
+                               Communicator* tp = nullptr);
 
 // `count` tokens after `prompt`, each drawn from softmax(logits / temperature); temperature 0 takes
 // the likeliest. Every token runs the whole forward pass again over the last `window` tokens.
 std::vector<int32_t> sample(Stage& model, std::vector<int32_t> prompt, int64_t count,
-                            double temperature, int64_t window, uint64_t seed);
+                            double temperature, int64_t window, uint64_t seed,
+                            Communicator* tp = nullptr);
 
 // The index that a uniform number u in [0, 1) picks from softmax(logits / temperature).
 int32_t pick(const std::vector<float>& logits, double temperature, double u);

@@ -85,7 +85,6 @@ void start_weights(const Stage& model, const std::vector<Owned>& owned, const Op
   bool reads = !data || data->rank() == 0;
   std::optional<WeightFiles> files;
   if (reads) files.emplace(o.hugging_face);
-  std::vector<std::string> names;
   for (const Parameter* p : model.parameters()) {
     Tensor weights;  // of all that this rank's copy of the parameter has
     if (reads) weights = read_parameter(*p, *files, o.config.tied);
@@ -98,15 +97,20 @@ void start_weights(const Stage& model, const std::vector<Owned>& owned, const Op
     }
     for (const Owned& part : owned)
       if (part.parameter == p) assign(part, weights);
-    names.push_back(p->name);
   }
-  if (reads) refuse_unused(*files, names, o.config.tied);
+  if (!reads) return;
+  std::vector<std::string> names;  // of the whole model, of which this may be a stage
+  Stage whole(o.config, plain_parts(), o.compute, o.device);
+  for (const Parameter* p : whole.parameters()) names.push_back(p->name);
+  refuse_unused(*files, names, o.config.tied);
 }
 
-void show_sample(Stage& model, const Corpus& corpus, const Options& o, bool speaks) {
+void show_sample(Stage& model, const Corpus& corpus, const Options& o, bool speaks,
+                 Communicator* tp) {
   if (o.sample == 0) return;
   std::vector<int32_t> prompt = {corpus.token(Split::Validation, 0)};
-  std::vector<int32_t> written = sample(model, prompt, o.sample, o.temperature, o.sequence, o.seed);
+  std::vector<int32_t> written =
+      sample(model, prompt, o.sample, o.temperature, o.sequence, o.seed, tp);
   if (!speaks) return;
   std::printf("sample:\n");
   if (corpus.vocab() == 256) {

@@ -32,6 +32,8 @@ void start_weights(const Stage& model, const std::vector<Owned>& owned, const Op
 UpdateRule update_rule(const Options& options, int64_t steps);
 
 // All ranks write it, because all hold a part of the model; one of them prints.
-void show_sample(Stage& model, const Corpus& corpus, const Options& options, bool speaks = true);
+// tp: of ranks that have a part of the vocabulary each.
+void show_sample(Stage& model, const Corpus& corpus, const Options& options, bool speaks = true,
+                 Communicator* tp = nullptr);
 
 }  // namespace lockstep

@@ -104,19 +104,35 @@ void Checkpoints::save(int64_t step) {
                   {.keep = int(options_.keep)}, world_);
 }
 
-void export_weights(const Stage& model, DataParallel& parallel, const Options& options,
-                    bool writes) {
+// Puts what this rank has of a parameter where it belongs in all of it.
+static void place(const Owned& o, const Tensor& whole) {
+  Tensor mine = o.value.to(Device::CPU, Category::Buffers);
+  device::synchronize();
+  IndexMap map = o.parameter->shard.index_map();
+  with_type(whole.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    for (int64_t i = 0; i < mine.size(); ++i)
+      whole.data<T>()[map.whole(o.first + i)] = mine.data<T>()[i];
+  });
+}
+
+void export_weights(const std::vector<Owned>& owned, const Options& options, Communicator* world) {
   if (options.export_to.empty()) return;
+  Stage model(options.config, plain_parts(), options.compute, options.device);
   NamedTensors weights;
-  for (Unit* unit : model.units()) {
-    parallel.acquire(*unit, DataParallel::Pass::Evaluation);
-    for (const Weights& group : unit->groups)
-      for (Parameter* p : group)
-        if (writes) weights.push_back({p->name, p->value.to(Device::CPU, Category::Buffers)});
-    device::synchronize();  // the copies, before a gathered weight is released
-    parallel.release(*unit, DataParallel::Pass::Evaluation);
+  for (Parameter* p : model.parameters()) {
+    Tensor whole = Tensor::zeros(p->shard.whole, options.compute, Device::CPU, Category::Buffers);
+    for (const Owned& o : owned)
+      if (o.counted && o.parameter->name == p->name) place(o, whole);
+    if (world) {  // each element is some rank's, and zero on all others
+      Tensor travels = whole.to(options.device, Category::Buffers);
+      world->all_reduce(travels).wait();
+      whole = travels.to(Device::CPU, Category::Buffers);
+      device::synchronize();
+    }
+    if (!world || world->rank() == 0) weights.push_back({p->name, whole});
   }
-  if (writes) write_huggingface(options.export_to, model.config(), weights);
+  if (!world || world->rank() == 0) write_huggingface(options.export_to, options.config, weights);
 }
 
 }  // namespace lockstep

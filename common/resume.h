@@ -34,8 +34,8 @@ CheckpointSettings run_settings(const Options& options, const Corpus& corpus,
                                 const UpdateRule& rule);
 
 // --export: a Hugging Face directory with the weights in the type they are computed with. Of
-// several ranks all take part, because each may hold a part of the weights, and the first writes.
-void export_weights(const Stage& model, DataParallel& parallel, const Options& options,
-                    bool writes = true);
+// several ranks all take part, because each may own a part of the weights, and the first writes.
+void export_weights(const std::vector<Owned>& owned, const Options& options,
+                    Communicator* world = nullptr);
 
 }  // namespace lockstep

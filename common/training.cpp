@@ -9,7 +9,8 @@ namespace lockstep {
 
 // First weights, then those of a checkpoint; then every copy is told.
 static int64_t start(const Training::Job& job, Checkpoints& checkpoints) {
-  start_weights(*job.chunks[0], job.parallel.owned(), job.options, &job.mesh.data());
+  for (Stage* stage : job.chunks)
+    start_weights(*stage, job.parallel.owned(), job.options, &job.mesh.data());
   int64_t done = checkpoints.resume();
   job.parallel.publish();
   return done;
@@ -22,8 +23,7 @@ Training::Training(const Job& job)
                  &job.mesh.world()),
       checkpoints_(job.options, job.corpus, optimizer_, feed_.steps(), &job.mesh.world()),
       done_(start(job, checkpoints_)),
-      checks_(job.checks, *job.chunks[0], job.parallel, job.mesh, job.options, job.corpus,
-              optimizer_),
+      checks_(job.checks, job.chunks, job.parallel, job.mesh, job.options, job.corpus, optimizer_),
       report_(job.options, feed_.steps(), {job.mesh.world().rank(), job.mesh.world().size()}),
       meter_(ledger(), job.options.device) {
   trace_ = start_traces(job.mesh.world(), job.options.trace, job.options.profile,
@@ -47,7 +47,7 @@ void Training::run() {
   report_.finish();
   report_.summary();
   if (speaks()) meter_.show();
-  export_weights(model(), job_.parallel, options, speaks());
+  export_weights(job_.parallel.owned(), options, &job_.mesh.world());
   show_sample();
   double loss = validation_loss();
   if (speaks()) std::printf("validation loss %.3f\n", loss);
@@ -110,7 +110,8 @@ int train_on_ranks(const Launch& launch, const Options& options,
 }
 
 void Training::show_sample() {
-  lockstep::show_sample(model(), job_.corpus, job_.options, speaks());
+  Communicator* tp = job_.mesh.tp().size() > 1 ? &job_.mesh.tp() : nullptr;
+  lockstep::show_sample(model(), job_.corpus, job_.options, speaks(), tp);
 }
 
 }  // namespace lockstep

@@ -252,8 +252,7 @@ TEST(CheckpointRanks, ExportHasTheWholeModel) {
       Training training(world, corpus, sync, "", 1, false);
       training.step(1);
       training.options.export_to = out;
-      export_weights(*training.rig.model, *training.rig.parallel, training.options,
-                     world.rank() == 0);
+      export_weights(training.rig.parallel->owned(), training.options, &world);
       weights.add(training.rig.optimizer->owned(), &Owned::master);
     });
     WeightFiles files(out);

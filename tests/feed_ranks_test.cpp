@@ -331,11 +331,11 @@ TEST(FeedRanks, Pitfall22_RanksWithSeedsOfTheirOwnStartFromRank0sWeightsAndStayE
       }
       start_weights(*rig.model, rig.parallel->owned(), o, &mesh.data());
       rig.parallel->publish();
-      check_replicas(*rig.model, *rig.parallel, mesh.data(), 0);
+      check_replicas({rig.model.get()}, *rig.parallel, mesh, 0);
       Feed feed(corpus, o, {world.rank(), 2});
       for (int64_t step = 1; step <= 3; ++step) {
         rig.step(feed.step(step - 1).micro_batches);
-        check_replicas(*rig.model, *rig.parallel, mesh.data(), step);
+        check_replicas({rig.model.get()}, *rig.parallel, mesh, step);
       }
       first_inputs[size_t(world.rank())] = feed.step(0).micro_batches[0].inputs.values<int32_t>();
     });
@@ -352,13 +352,13 @@ TEST(FeedRanks, Pitfall22_ACopyThatDiffersIsNamedWithItsRank) {
             LayoutRig::Settings s;
             s.sync = sync;
             LayoutRig rig(s, mesh);
-            check_replicas(*rig.model, *rig.parallel, mesh.data(), 0);
+            check_replicas({rig.model.get()}, *rig.parallel, mesh, 0);
             if (world.rank() == 2) {
               for (Parameter* p : rig.model->parameters())
                 if (p->name == "model.layers.1.mlp.down_proj.weight")
                   p->value.data<float>()[5] *= 1 + 1e-6f;
             }
-            check_replicas(*rig.model, *rig.parallel, mesh.data(), 4);
+            check_replicas({rig.model.get()}, *rig.parallel, mesh, 4);
           });
         },
         {"after step 4", "rank 2's copy of model.layers.1.mlp.down_proj.weight"});
