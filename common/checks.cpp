@@ -87,21 +87,21 @@ std::vector<double> doubles(const Tensor& t) {
   return wide.values<double>();
 }
 
-double largest(const std::vector<double>& values) {
-  double most = 0;
-  for (double x : values) most = std::max(most, std::abs(x));
-  return most;
+double mean_square(const std::vector<double>& values) {
+  double sum = 0;
+  for (double x : values) sum += x * x;
+  return values.empty() ? 0 : sum / double(values.size());
 }
 
-// The largest difference between a piece and the elements of the whole that it stands for, as a
-// share of the whole's largest element.
+// How far a piece is from the elements of the whole that it stands for, as a share of the whole:
+// root mean squares. (A single element may be far off, where AdamW takes a tiny gradient's sign.)
 double difference(const Tensor& piece, const Tensor& whole, const Owned& o) {
   std::vector<double> mine = doubles(piece), all = doubles(whole), off;
   IndexMap map = o.parameter->shard.index_map();
   for (size_t i = 0; i < mine.size(); ++i)
     off.push_back(mine[i] - all[size_t(map.whole(o.first + int64_t(i)))]);
-  double most = largest(off);
-  return most == 0 ? 0 : most / largest(all);
+  double most = mean_square(off);
+  return most == 0 ? 0 : std::sqrt(most / mean_square(all));
 }
 
 double relative(double a, double b) { return a == b ? 0 : std::abs(a - b) / std::abs(b); }

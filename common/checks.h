@@ -38,8 +38,8 @@ class Reference {
   // differs by more than rounding explains.
   void step(int64_t step, const AdamW& parallel);
 
-  // The largest differences so far: of losses and norms, relative; of gradients and weights, as a
-  // share of their tensor's largest element.
+  // The largest differences so far: of losses and norms, relative; of gradients and weights, the
+  // root mean square of a piece's difference over that of its tensor.
   struct Differences {
     double loss = 0, norm = 0, gradient = 0, weight = 0;
   };
