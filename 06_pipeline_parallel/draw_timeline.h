@@ -34,7 +34,7 @@ inline std::string as_text(const Timeline& timeline) {
   double shortest = INFINITY, step = idle(timeline).step, start = start_of(timeline);
   size_t widest = 1;
   for (const auto& spans : timeline)
-    for (const Span& s : spans) {
+    for (const ActionSpan& s : spans) {
       if (s.end > s.begin) shortest = std::min(shortest, s.end - s.begin);
       widest = std::max(widest, label(s.action, true).size());
     }
@@ -45,7 +45,7 @@ inline std::string as_text(const Timeline& timeline) {
   std::string out;
   for (size_t rank = 0; rank < timeline.size(); ++rank) {
     std::string row(column(start + step), '.');
-    for (const Span& s : timeline[rank]) {
+    for (const ActionSpan& s : timeline[rank]) {
       size_t first = column(s.begin), width = column(s.end) - first;
       std::string name = label(s.action, double(widest) <= whole).substr(0, width);
       row.replace(first, width, name + std::string(width - name.size(), ' '));
@@ -61,7 +61,7 @@ inline const std::string kColumnNames = "rank,action,chunk,micro_batch,begin,end
 inline std::string as_csv(const Timeline& timeline) {
   std::string out = kColumnNames + "\n";
   for (size_t rank = 0; rank < timeline.size(); ++rank)
-    for (const Span& s : timeline[rank])
+    for (const ActionSpan& s : timeline[rank])
       out += text(rank, ",", "FBIW"[s.action.kind], ",", s.action.chunk, ",", s.action.micro, ",",
                   s.begin, ",", s.end, "\n");
   return out;
@@ -76,7 +76,7 @@ inline Timeline from_csv(const std::string& csv) {
   while (std::getline(lines, line)) {
     size_t rank = 0;
     char kind = 0, comma = 0;
-    Span s{};
+    ActionSpan s{};
     std::istringstream cells(line);
     cells >> rank >> comma >> kind >> comma >> s.action.chunk >> comma >> s.action.micro >> comma >>
         s.begin >> comma >> s.end;
@@ -110,7 +110,7 @@ inline std::string as_svg(const std::string& title, const std::string& unit,
       svg::Lanes::Lane lane{rank == 0 ? name : "", text("rank ", rank), "", {}};
       lane.note =
           text("idle ", percent(shares.on_clock[rank]), ", span ", percent(shares.on_span[rank]));
-      for (const Span& s : timeline[rank])
+      for (const ActionSpan& s : timeline[rank])
         lane.boxes.push_back({s.begin - start, s.end - start, s.action.kind,
                               s.action.chunk % 2 == 1, std::to_string(s.action.micro)});
       lanes.lanes.push_back(lane);

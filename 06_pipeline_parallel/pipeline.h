@@ -67,6 +67,9 @@ class Pipeline {
     walk(plan(forward, settings_.placement)[size_t(pp_.rank())], Tape::Mode::Forget, {});
   }
 
+  bool has_last_stage() const { return settings_.placement.rank_of(last_stage()) == pp_.rank(); }
+  const Settings& settings() const { return settings_; }
+
  private:
   // One micro-batch in one chunk, from its forward to its last backward action.
   struct InFlight {
@@ -77,8 +80,9 @@ class Pipeline {
   void walk(const std::vector<Round>& rounds, Tape::Mode mode, const Observer& observer) {
     for (const Round& round : rounds) {
       if (round.action) {
+        Tensor given = input_of(*round.action);  // here it waits, if it must
         if (observer) observer(*round.action, true);
-        compute(*round.action, mode);
+        compute(*round.action, std::move(given), mode);
         if (observer) observer(*round.action, false);
       }
       if (!round.messages.empty()) exchange(round.messages);
@@ -90,11 +94,19 @@ class Pipeline {
     require(mail_.empty() && in_flight_.empty(), "a schedule that leaves something unfinished");
   }
 
-  void compute(const Action& a, Tape::Mode mode) {
+  // What the stage before has made for F, what the stage behind has made for B or I.
+  Tensor input_of(const Action& a) {
+    int stage = stage_of(a);
+    if (a.kind == Action::W) return {};
+    if (a.kind == Action::F) return stage == 0 ? Tensor() : take({false, stage - 1, a.micro});
+    return stage == last_stage() ? one_ : take({true, stage + 1, a.micro});
+  }
+
+  void compute(const Action& a, Tensor given, Tape::Mode mode) {
     switch (a.kind) {
-      case Action::F: return forward(a, mode);
-      case Action::B: return backward(a, Tape::WeightWork::Now);
-      case Action::I: return backward(a, Tape::WeightWork::Later);
+      case Action::F: return forward(a, std::move(given), mode);
+      case Action::B: return backward(a, std::move(given), Tape::WeightWork::Now);
+      case Action::I: return backward(a, std::move(given), Tape::WeightWork::Later);
       case Action::W:
         in_flight_.at({a.chunk, a.micro}).tape->weight_work();
         in_flight_.erase({a.chunk, a.micro});
@@ -102,11 +114,11 @@ class Pipeline {
     }
   }
 
-  void forward(const Action& a, Tape::Mode mode) {
+  void forward(const Action& a, Tensor x, Tape::Mode mode) {
     const MicroBatch& batch = (*batches_)[size_t(a.micro)];
     InFlight now{std::make_unique<Tape>(mode), {}, {}};
     int stage = stage_of(a);
-    if (stage > 0) now.in = now.tape->leaf(take({false, stage - 1, a.micro}));
+    if (stage > 0) now.in = now.tape->leaf(std::move(x));
     now.out = chunk(a).forward(*now.tape, batch, now.in);
     now.in.value = {};
     if (stage == last_stage()) {
@@ -119,10 +131,9 @@ class Pipeline {
     if (mode == Tape::Mode::Record) in_flight_[{a.chunk, a.micro}] = std::move(now);
   }
 
-  void backward(const Action& a, Tape::WeightWork when) {
+  void backward(const Action& a, Tensor d_out, Tape::WeightWork when) {
     InFlight& now = in_flight_.at({a.chunk, a.micro});
     int stage = stage_of(a);
-    Tensor d_out = stage == last_stage() ? one_ : take({true, stage + 1, a.micro});
     now.tape->backward(now.out, std::move(d_out), when);
     if (stage > 0) mail_[{true, stage, a.micro}] = now.tape->take_gradient(now.in);
     if (when == Tape::WeightWork::Now) in_flight_.erase({a.chunk, a.micro});

@@ -39,11 +39,11 @@ inline double duration(const Action& a, int stage, const Times& times) {
          (a.kind != Action::I ? times.weight[stage] : 0);
 }
 
-struct Span {
+struct ActionSpan {
   Action action;
   double begin, end;
 };
-using Timeline = std::vector<std::vector<Span>>;  // [rank]
+using Timeline = std::vector<std::vector<ActionSpan>>;  // [rank]
 
 inline Timeline simulate(const Schedule& schedule, const Placement& placement, const Times& times) {
   size_t left = 0;
@@ -92,7 +92,7 @@ inline Idle idle(const Timeline& timeline) {
   Idle out{{}, {}, {}, end - begin, 0, 0};
   for (const auto& spans : timeline) {
     double busy = 0;
-    for (const Span& s : spans) busy += s.end - s.begin;
+    for (const ActionSpan& s : spans) busy += s.end - s.begin;
     out.busy.push_back(busy);
     out.on_span.push_back(1 - busy / (spans.back().end - spans.front().begin));
     out.on_clock.push_back(1 - busy / out.step);

@@ -8,9 +8,13 @@
 // Every layer is in exactly one stage, in order.
 
 #include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
 
-#include "common/flops.h"
+#include "06_pipeline_parallel/schedule.h"
 #include "common/model.h"
+#include "common/options.h"
 
 namespace lockstep {
 
@@ -27,7 +31,9 @@ inline EndCosts end_costs(const ModelConfig& c, int64_t length) {
   return {0, double(c.vocab * c.hidden) / layer};
 }
 
-inline std::vector<StageSpan> split_layers(int64_t layers, int stages, EndCosts ends = {}) {
+inline std::vector<StageSpan> split_layers(int64_t layers, const Placement& placement,
+                                           EndCosts ends = {}) {
+  int stages = placement.stages();
   require(stages <= layers, layers, " layers cannot be cut over ", stages,
           " stages, which leaves a stage without a layer: at most ", layers, " stages");
   // The least cost that a stage may have so that `stages` of them hold all layers.
@@ -51,10 +57,37 @@ inline std::vector<StageSpan> split_layers(int64_t layers, int stages, EndCosts 
     int64_t count =
         even ? share(layers, {s, stages}).count : std::min(room(s, cost), layers - first - later);
     if (s == stages - 1) count = layers - first;
-    spans.push_back({first, count, s == 0, s == stages - 1});
+    spans.push_back({first, count, s == 0, s == stages - 1, !placement.ends_share_a_rank()});
     first += count;
   }
   return spans;
+}
+
+// This rank's stages, chunk by chunk. Where a tied table's both ends are here, they share it.
+inline std::vector<std::unique_ptr<Stage>> make_stages(const Options& options, const Parts& parts,
+                                                       const Placement& placement, int rank,
+                                                       const std::vector<StageSpan>& spans) {
+  std::vector<std::unique_ptr<Stage>> stages;
+  for (int c = 0; c < placement.chunks; ++c) {
+    Parameter* table = stages.empty() ? nullptr : stages[0]->table();
+    stages.push_back(std::make_unique<Stage>(options.config, parts, options.compute, options.device,
+                                             spans[size_t(placement.stage(rank, c))],
+                                             options.config.tied ? table : nullptr));
+  }
+  return stages;
+}
+
+inline void print_stages(const Placement& placement, const std::vector<StageSpan>& spans) {
+  for (int rank = 0; rank < placement.ranks; ++rank) {
+    std::string what;
+    for (int c = 0; c < placement.chunks; ++c) {
+      const StageSpan& span = spans[size_t(placement.stage(rank, c))];
+      what += text(c > 0 ? ", then " : "", span.embedding ? "embedding, " : "", "layers ",
+                   span.first_layer, " to ", span.first_layer + span.layers - 1,
+                   span.head ? ", head" : "");
+    }
+    std::printf("stages  rank %d has %s\n", rank, what.c_str());
+  }
 }
 
 }  // namespace lockstep

@@ -17,22 +17,32 @@ static double number(const Tensor& t) {
   return t.dtype() == DType::F64 ? t.values<double>()[0] : double(t.values<float>()[0]);
 }
 
+void MeanLoss::add(const Tensor& loss) { sum_ += number(loss); }
+
+void MeanLoss::count(const MicroBatch& batch) {
+  for (int32_t target : batch.targets.values<int32_t>()) valid_ += target >= 0;
+}
+
+double MeanLoss::over(Communicator* ranks, Device device) const {
+  std::vector<double> all = {sum_, valid_};
+  if (ranks) {
+    Tensor both = Tensor::from<double>(all, {2}, device, Category::Buffers);
+    ranks->all_reduce(both).wait();
+    all = both.values<double>();
+  }
+  require(all[1] > 0, "there is no token to evaluate on");
+  return all[0] / all[1];
+}
+
 double evaluate(Stage& model, const std::vector<MicroBatch>& batches, Communicator* data) {
   Tensor one = scalar(1, sum_type(model.compute()), model.device());
-  double sum = 0, valid = 0;
+  MeanLoss mean;
   for (const MicroBatch& batch : batches) {
     Tape tape(Tape::Mode::Forget);
-    sum += number(model.loss(tape, model.forward(tape, batch), batch, one).value);
-    for (int32_t target : batch.targets.values<int32_t>()) valid += target >= 0;
+    mean.add(model.loss(tape, model.forward(tape, batch), batch, one).value);
+    mean.count(batch);
   }
-  if (data) {  // sums and counts: a mean of ranks' means would be wrong where counts differ
-    Tensor both = Tensor::from<double>({sum, valid}, {2}, model.device(), Category::Buffers);
-    data->all_reduce(both).wait();
-    std::vector<double> all = both.values<double>();
-    sum = all[0], valid = all[1];
-  }
-  require(valid > 0, "there is no token to evaluate on");
-  return sum / valid;
+  return mean.over(data, model.device());
 }
 
 int32_t pick(const std::vector<float>& logits, double temperature, double u) {

@@ -10,6 +10,17 @@
 
 namespace lockstep {
 
+// Sums and counts: a mean of means would be wrong where counts differ.
+class MeanLoss {
+ public:
+  void add(const Tensor& loss);         // [1], summed over its tokens; waits for the device
+  void count(const MicroBatch& batch);  // its valid targets
+  double over(Communicator* ranks, Device device) const;  // of all of them; null: of this one
+
+ private:
+  double sum_ = 0, valid_ = 0;
+};
+
 // Mean negative log-likelihood, in nats per valid target, over all micro-batches: those of all
 // ranks of `data`, if there are several. Every rank gets the same number.
 double evaluate(Stage& model, const std::vector<MicroBatch>& batches, Communicator* data = nullptr);

@@ -50,7 +50,7 @@ void print_plan(const Options& o, const Corpus& corpus, const ModelMemory& m) {
   std::printf("batch   %lld tokens a step = %s%lld micro-batch%s x %lld sequences x %lld tokens\n",
               number(o.batch_tokens), ranks.c_str(), number(accumulation),
               accumulation == 1 ? "" : "es", number(o.micro_batch), number(o.sequence));
-  Schedule schedule = update_rule(o, feed.steps()).schedule;
+  LearningRateSchedule schedule = update_rule(o, feed.steps()).schedule;
   std::string later = schedule.warmup < schedule.total
                           ? text("then a cosine to ", schedule.peak * schedule.floor)
                           : "which this run does not reach the end of";

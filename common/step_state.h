@@ -24,7 +24,7 @@ struct StepState {
 
 // Linear warm-up to `peak`, then a cosine down to `floor` * peak. k counts optimizer updates from
 // 1; micro-batches and ranks do not appear in it.
-struct Schedule {
+struct LearningRateSchedule {
   double peak = 1e-3, floor = 0.1;
   int64_t warmup = 0, total = 0;  // total 0: constant after the warm-up
   LOCKSTEP_BOTH double at(int64_t k) const {
@@ -39,7 +39,7 @@ struct Schedule {
 // AdamW with decoupled weight decay: Loshchilov and Hutter, "Decoupled weight decay regularization"
 // (ICLR 2019), algorithm 2, and clipping by the global norm.
 struct UpdateRule {
-  Schedule schedule;
+  LearningRateSchedule schedule;
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, weight_decay = 0.1f;
   float max_norm = 1.0f;  // 0: no clipping
 };

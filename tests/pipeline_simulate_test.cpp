@@ -81,7 +81,7 @@ TEST(PipelineSimulate, P1_SevenOfEightWait) {
   for (double now = 0.25; now < 24; now += 0.5) {
     int at_work = 0;
     for (const auto& spans : timeline)
-      for (const Span& s : spans) at_work += s.begin < now && now < s.end;
+      for (const ActionSpan& s : spans) at_work += s.begin < now && now < s.end;
     EXPECT_EQ(at_work, 1) << now;
   }
 }

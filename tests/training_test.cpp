@@ -235,7 +235,7 @@ TEST(Training, Pitfall9_ScheduleCountsOptimizerSteps) {
       EXPECT_EQ(rig.state().updates, k);
     }
   }
-  Schedule cosine{.peak = 1, .floor = 0.1, .warmup = 10, .total = 110};
+  LearningRateSchedule cosine{.peak = 1, .floor = 0.1, .warmup = 10, .total = 110};
   EXPECT_DOUBLE_EQ(cosine.at(10), 1);
   EXPECT_NEAR(cosine.at(60), 0.55, 1e-12);
   EXPECT_NEAR(cosine.at(110), 0.1, 1e-12);
