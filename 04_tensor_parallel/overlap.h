@@ -1,17 +1,20 @@
 #pragma once
-// Sequence parallelism whose communication hides behind its own matmuls. Rows are independent, so a
-// matmul can be cut into chunks of rows, and a chunk's communication runs beside another's matmul:
+// Sequence parallelism whose communication hides behind matmuls. Rows are independent, so a matmul
+// can be cut by rows, and the communication of some runs beside the matmul of others:
 //
-//   out of the region   matmul   c0 │ c1 │ c2 │ c3 │            row-linear forward, and the
-//   (reduce-scatter)    network       c0   c1   c2   c3         input gradient of column-linear
+//   into the region     network  r1   r2   r3                   column-linear forward, and the
+//   (all-gather)        matmul   own  │ r1 │ r2 │ r3 │          input gradient of row-linear
 //
-//   into the region     network  p0   p1   p2   p3              column-linear forward, and the
-//   (all-gather)        matmul   own  │ p0 │ p1 │ p2 │ p3 │     input gradient of row-linear
+//   out of the region   matmul   c0 │ c1 │                      row-linear forward, in chunks of
+//   (reduce-scatter)    network       c0   c1                   the rows of every rank
 //
-// A chunk of the reduce-scatter must hold rows for every rank: chunk c has the c-th piece of each
-// rank's slice. The gather is made of messages instead, so that each piece lands where it belongs,
-// and begins with a rank's own rows, for which it need not wait. The same bytes travel as with g
-// and g*. More chunks hide more, and make matmuls too small to be fast.
+//   the same, backward  matmul   dx      │ dw        │          column-linear: the weight's
+//   gradient
+//                       network            scatter dx           is beside it, nothing need be cut
+//
+// The gather is made of messages, so that each rank's rows land where they belong, and a rank
+// begins with its own, for which it need not wait. The same bytes travel as with g and g*. More
+// chunks hide more, and make matmuls too small to be fast.
 
 #include "04_tensor_parallel/conjugate_ops.h"
 
@@ -26,9 +29,14 @@ class Overlap {
     auto times = [p](const Tensor& y, const Tensor& rows) { multiply(y, rows, p); };
     Gathered forward = gather_and_multiply(x.value, p.outputs(), times);
 
-    auto input_adjoint = [self = *this, p](const Gradients& d) -> Gradients {
-      auto back = [&p](const Tensor& dx, const Tensor& dy) { input_gradient(dx, dy, p); };
-      return {self.multiply_and_scatter(d[0], p.inputs(), back)};
+    // One piece: its reduce-scatter hides behind the weight's gradient, which comes next.
+    auto input_adjoint = [self = *this, p, &tape](const Gradients& d) -> Gradients {
+      Tensor parts = d[0].like({d[0].dim(0), p.inputs()});
+      Tensor mine = parts.like({parts.dim(0) / self.tp_.size(), p.inputs()});
+      input_gradient(parts, d[0], p);
+      auto scatter = std::make_shared<Work>(self.tp_.reduce_scatter(parts, mine));
+      tape.settle_later([scatter] { scatter->wait(); });
+      return {mine};
     };
     auto weight_adjoint = [p, whole = forward.rows](const Gradients& d) {
       add_weight_gradient(p, d[0], whole);
@@ -84,26 +92,19 @@ class Overlap {
   Gathered gather_and_multiply(const Tensor& mine, int64_t width, const Times& times) const {
     int64_t slice = mine.dim(0), me = tp_.rank(), n = tp_.size();
     Tensor rows = mine.like({n * slice, mine.dim(1)}), product = mine.like({n * slice, width});
+    // From the next rank first, from the one before last: every rank is sent to by one at a time.
     std::vector<Work> messages;
-    for (Range piece : pieces(slice)) {
-      std::vector<P2P> group;
-      for (int r = 0; r < n; ++r) {
-        if (r == me) continue;
-        group.push_back({P2P::Send, r, mine.rows(piece.first, piece.count)});
-        group.push_back({P2P::Receive, r, rows.rows(r * slice + piece.first, piece.count)});
-      }
-      messages.push_back(tp_.exchange(std::move(group)));
+    for (int64_t step = 1; step < n; ++step) {
+      int from = int((me + step) % n), to = int((me + n - step) % n);
+      messages.push_back(tp_.exchange(
+          {{P2P::Send, to, mine}, {P2P::Receive, from, rows.rows(from * slice, slice)}}));
     }
     copy(rows.rows(me * slice, slice), mine);
     times(product.rows(me * slice, slice), mine);
-    for (size_t i = 0; i < messages.size(); ++i) {
-      messages[i].wait();
-      Range piece = pieces(slice)[i];
-      for (int r = 0; r < n; ++r) {
-        if (r == me) continue;
-        int64_t at = r * slice + piece.first;
-        times(product.rows(at, piece.count), rows.rows(at, piece.count));
-      }
+    for (int64_t step = 1; step < n; ++step) {
+      messages[size_t(step - 1)].wait();
+      int64_t at = (me + step) % n * slice;
+      times(product.rows(at, slice), rows.rows(at, slice));
     }
     return {rows, product};
   }

@@ -76,9 +76,14 @@ void Tape::backward(const Var& out, Tensor d_out, WeightWork when) {
     } else if (entry.inputs.empty() && entry.weights.empty() && entry.reached()) {
       leaf_gradients_[int(i)] = entry.d_outputs[0];
     }
+    auto settle = [this] {
+      if (auto waits = std::exchange(settle_, {})) waits();
+    };
+    if (entry.weights.empty() || when == WeightWork::Later) settle();
     if (entry.weights.empty()) continue;
     if (when == WeightWork::Now) {
       run_weight_adjoint(entry);
+      settle();
     } else {
       entry.input_adjoint = {};
       later_.push_back(std::move(entry));

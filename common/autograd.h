@@ -53,6 +53,10 @@ class Tape {
 
   // Replays everything in exactly the reverse order. d_out: the gradient of out.value.
   void backward(const Var& out, Tensor d_out, WeightWork when = WeightWork::Now);
+  // For an input adjoint under way: what it has started and not waited for, `settle` waits for.
+  // It runs behind the same entry's weight adjoint, whose matmul hides the wait; or at once, where
+  // that comes Later or there is none.
+  void settle_later(std::function<void()> settle) { settle_ = std::move(settle); }
   // The weight adjoints that Later left behind, in the order in which backward met them.
   void weight_work();
   Tensor gradient(const Var& leaf) const;
@@ -84,6 +88,7 @@ class Tape {
   bool replayed_ = false;
   std::vector<Entry> entries_;
   std::vector<Entry> later_;
+  std::function<void()> settle_;
   std::vector<Parameter*> weights_;
   std::unordered_map<Parameter*, int> uses_left_;  // looked up only: never iterated
   std::unordered_map<Parameter*, bool> asked_;     // need_grad has been called
