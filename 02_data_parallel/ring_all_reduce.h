@@ -24,6 +24,8 @@
 // The order in which a part is added depends on where it starts, so the bits of a ring's sum differ
 // from those of a sum in rank order; all ranks still get the same ones.
 
+#include <algorithm>
+
 #include "common/comm.h"
 #include "common/parts.h"
 #include "common/reduce.h"
@@ -37,33 +39,51 @@ class Ring {
         buffer_(buffer),
         n_(comm.size()),
         me_(comm.rank()),
-        incoming_(Tensor::empty({share(buffer.size(), {0, n_}).count}, buffer.dtype(),
-                                buffer.device(), Category::Buffers)) {}
+        incoming_(Tensor::empty({2, std::min(kPiece, share(buffer.size(), {0, n_}).count)},
+                                buffer.dtype(), buffer.device(), Category::Buffers)) {}
 
-  // Afterwards part me + 1 is complete here.
+  // Afterwards part me + 1 is complete here. Large parts travel in pieces: while one is added, the
+  // next is on its way, and the room for what arrives stays small enough for a cache.
   void reduce_scatter(ReduceOp op) {
     for (int step = 0; step < n_ - 1; ++step) {
-      Tensor mine = part(me_ - step - 1);
-      Tensor arrives = incoming_.flat(0, mine.size());
-      pass_on(part(me_ - step), arrives);
-      reduce_in_rank_order(mine, {mine, arrives}, op);
+      Tensor leaves = part(me_ - step), mine = part(me_ - step - 1);
+      int64_t most = share(buffer_.size(), {0, n_}).count;
+      int64_t pieces = std::max<int64_t>(1, (most + kPiece - 1) / kPiece);
+      Work under_way = start(leaves, mine, 0);
+      for (int64_t i = 0; i < pieces; ++i) {
+        Work next = i + 1 < pieces ? start(leaves, mine, i + 1) : Work();
+        under_way.wait();
+        under_way = std::move(next);
+        Tensor sum = piece(mine, i);
+        reduce_in_rank_order(sum, {sum, room(i, sum.size())}, op);
+      }
     }
   }
 
   void all_gather() {
-    for (int step = 0; step < n_ - 1; ++step) pass_on(part(me_ + 1 - step), part(me_ - step));
+    for (int step = 0; step < n_ - 1; ++step)
+      pass_on(part(me_ + 1 - step), part(me_ - step)).wait();
   }
 
  private:
+  static constexpr int64_t kPiece = 1 << 20;  // elements
+  static Tensor piece(const Tensor& part, int64_t i) {
+    int64_t first = std::min(i * kPiece, part.size());
+    return part.flat(first, std::min(kPiece, part.size() - first));
+  }
+  Tensor room(int64_t i, int64_t size) const { return incoming_.rows(i % 2, 1).flat(0, size); }
+  Work start(const Tensor& leaves, const Tensor& mine, int64_t i) {
+    return pass_on(piece(leaves, i), room(i, piece(mine, i).size()));
+  }
   // Part i of the buffer; i may be any integer, the ring closes.
   Tensor part(int i) const {
     Range range = share(buffer_.size(), {(i % n_ + n_) % n_, n_});
     return buffer_.flat(range.first, range.count);
   }
   // Sends to the next rank and receives from the previous one at the same time.
-  void pass_on(const Tensor& leaves, const Tensor& arrives) {
+  Work pass_on(const Tensor& leaves, const Tensor& arrives) {
     int next = (me_ + 1) % n_, previous = (me_ + n_ - 1) % n_;
-    comm_.exchange({{P2P::Send, next, leaves}, {P2P::Receive, previous, arrives}}).wait();
+    return comm_.exchange({{P2P::Send, next, leaves}, {P2P::Receive, previous, arrives}});
   }
 
   Communicator& comm_;
