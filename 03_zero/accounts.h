@@ -12,9 +12,7 @@
 
 #include <cstdio>
 
-#include "02_data_parallel/buckets.h"
-#include "03_zero/flat_shards.h"
-#include "common/memory_model.h"
+#include "03_zero/make_zero.h"
 #include "common/mesh.h"
 #include "common/options.h"
 #include "common/parallel_formulas.h"
@@ -22,17 +20,11 @@
 
 namespace lockstep {
 
-// The buckets that a stage makes of the model.
-inline std::vector<Bucket> buckets_of(Stage& model, int stage, int64_t bucket_elements) {
-  if (stage == 3) return make_buckets({&model}, INT64_MAX, CutAt::Units);
-  return make_buckets({&model}, bucket_elements, stage == 2 ? CutAt::Units : CutAt::Size);
-}
-
 struct ZeroPlan {
   ZeroPlan(Stage& model, int stage, DataParallel::Settings settings, Cut data)
       : stage(stage), data(data), compute(model.compute()), gradients(settings.gradients) {
     int64_t elements_each = settings.bucket_bytes / int64_t(size_of(gradients));
-    for (const Bucket& bucket : buckets_of(model, stage, elements_each)) {
+    for (const Bucket& bucket : buckets_of(stage, {&model}, elements_each)) {
       sizes.push_back(bucket.size);
       int64_t padded = stage == 0 ? bucket.size : Sharding{bucket.size, data.size}.padded();
       elements += padded;

@@ -41,8 +41,6 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   check_tensor_parallel(options.config, options.sequence, tp, flags.how);
   ProcessMesh mesh(world, {.dp = world.size() / tp, .tp = tp}, options.config.kv_heads);
   settle_ranks(options, mesh);
-  if (world.rank() == 0) print_plan(options, corpus);
-
   std::unique_ptr<DataParallel> parallel;
   Parts parts = plain_parts();
   parts.seed = options.seed;
@@ -51,10 +49,14 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   watch_shapes(parts, shapes);
   use_recomputation(parts, options.recompute);
   use_zero(parts, parallel);
-  if (world.rank() == 0) shapes.print(options.micro_batch * options.sequence);
-  if (options.dry_run) return;
   Stage model(options.config, parts, options.compute, options.device);
-  parallel = make_zero(int(flags.stage), {&model}, mesh, {.gradients = options.gradients});
+  DataParallel::Settings settings{options.gradients};
+  if (world.rank() == 0) {
+    print_plan(options, corpus, memory_of_rank(int(flags.stage), {&model}, mesh, settings));
+    shapes.print(options.micro_batch * options.sequence);
+  }
+  if (options.dry_run) return;
+  parallel = make_zero(int(flags.stage), {&model}, mesh, settings);
   parallel->allocate();
   Training({mesh, options, corpus, {&model}, *parallel, flags.checks}).run();
 }

@@ -88,10 +88,6 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   Placement placement = schedule(int(options.accumulation())).placement;
   EndCosts ends = flags.balance ? end_costs(options.config, options.sequence) : EndCosts{};
   std::vector<StageSpan> spans = split_layers(options.config.layers, placement, ends);
-  if (world.rank() == 0) print_plan(options, corpus);
-  if (world.rank() == 0) print_stages(placement, spans);
-  if (options.dry_run) return;
-
   std::unique_ptr<DataParallel> parallel;
   Parts parts = plain_parts();
   parts.seed = options.seed;
@@ -101,7 +97,13 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
       make_stages(options, parts, placement, mesh.pp().rank(), spans);
   std::vector<Stage*> chunks;
   for (auto& stage : stages) chunks.push_back(stage.get());
-  parallel = make_zero(int(flags.stage), chunks, mesh, {.gradients = options.gradients});
+  DataParallel::Settings settings{options.gradients};
+  if (world.rank() == 0) {
+    print_plan(options, corpus, memory_of_rank(int(flags.stage), chunks, mesh, settings));
+    print_stages(placement, spans);
+  }
+  if (options.dry_run) return;
+  parallel = make_zero(int(flags.stage), chunks, mesh, settings);
   parallel->allocate();
   Pipeline pipeline(chunks, mesh.pp(), {placement, [&](int m) { return schedule(m).schedule; }});
   PipelineTraining training({mesh, options, corpus, chunks, *parallel, flags.checks}, pipeline,
