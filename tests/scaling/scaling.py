@@ -68,7 +68,7 @@ def common(gpus):
 
 def merged(flags, more):
     """A flag in `more` takes the place of one with its name, and with a value, in `flags`."""
-    for name in (word for word in more if word in flags):
+    for name in (word for word in more if word.startswith("--") and word in flags):
         at = flags.index(name)
         flags = flags[:at] + flags[at + 2:]
     return flags + more
