@@ -90,4 +90,32 @@ inline RingTime ring_all_reduce_time(double bytes, double ranks, double bandwidt
   return {messages * (bytes / ranks) / bandwidth, messages * latency};
 }
 
+// ---- Tensor parallelism (04) ----
+
+// Elements that pass through a rank's collectives for a micro-batch of T tokens, H wide. A layer
+// has two all-reduces of [T, H] forward and two backward, 2 TH each; the embedding has one forward,
+// the head one backward. As all-gathers and reduce-scatters (sequence parallelism) they are the
+// same. Gathering again adds an all-gather for each of the 2L + 1 column-linears. The loss's 2
+// numbers a token and rank come on top.
+inline double tensor_volume(double layers, double tokens, double hidden,
+                            bool gathers_again = false) {
+  double stream = tokens * hidden, columns = 2 * layers + 1;
+  return (8 * layers + 4) * stream + (gathers_again ? columns * stream : 0);
+}
+
+// Does the all-gather of [T, h] hide behind the h x h column-linear that waits for it (A3)?
+//
+//   T h (N-1)/N elements · bytes / bandwidth        bytes · (N-1)     flops
+//   ----------------------------------------   =    ------------- · ---------
+//             2 T h² / N / flops                         2h         bandwidth
+//
+// Tokens cancel: neither a longer sequence nor a larger micro-batch helps, a wider model does. (A3
+// leaves out the size of an element.)
+inline double tensor_overlap(double h, double tokens, double ranks, double element_bytes,
+                             Hardware on) {
+  double sending = on_the_wire(tokens * h, ranks) * element_bytes / on.bandwidth;
+  double computing = 2 * tokens * h * h / ranks / on.flops;
+  return sending / computing;
+}
+
 }  // namespace lockstep

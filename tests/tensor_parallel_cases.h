@@ -17,6 +17,7 @@ inline constexpr Variant kVariants[] = {
     {"sequence", {.sequence_parallel = true}},
     {"gather_again", {.sequence_parallel = true, .gather_again = true}},
     {"overlap", {.sequence_parallel = true, .overlap = 3}}};
+inline constexpr int kTP[] = {1, 2, 4, 8}, kDP[] = {1, 2};
 inline constexpr Sync kTensorSyncs[] = {Sync::Bucketed, Sync::Zero1, Sync::Zero3};
 
 // Attention of eight heads: a key/value head for each, or two of them.
@@ -38,6 +39,12 @@ struct TensorModel {
                 dropout ? "_dropout" : "");
   }
 };
+
+// All choices of it, by number.
+inline constexpr size_t kModels = 16;
+inline TensorModel model_number(size_t i) {
+  return {i & 1 ? 2 : 8, (i & 2) != 0, (i & 4) != 0, (i & 8) != 0};
+}
 
 // AdamW divides a gradient by its own size. Where that is near zero, its steps are made of
 // rounding, which differs between layouts, and the weights of two right runs part. With an epsilon

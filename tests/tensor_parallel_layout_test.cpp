@@ -4,18 +4,12 @@
 
 #include "common/checks.h"
 #include "tests/checkpoints.h"
-#include "tests/tensor_cases.h"
+#include "tests/tensor_parallel_cases.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kTP[] = {1, 2, 4, 8}, kDP[] = {1, 2};
-constexpr size_t kModels = 16;
-TensorModel model_number(size_t i) {
-  return {i & 1 ? 2 : 8, (i & 2) != 0, (i & 4) != 0, (i & 8) != 0};
-}
-
-// Of all combinations (tensor_matrix_test.cpp), so many that any two choices meet.
+// Of all combinations (tensor_parallel_matrix_test.cpp), so many that any two choices meet.
 std::vector<TensorCase> pairwise() {
   std::vector<TensorCase> selection;
   size_t n = 0;
@@ -26,7 +20,7 @@ std::vector<TensorCase> pairwise() {
   return selection;
 }
 
-TEST(TensorLayout, AnyTwoChoicesMeetInTheSelection) {
+TEST(TensorParallelLayout, AnyTwoChoicesMeetInTheSelection) {
   std::set<std::array<int, 4>> met;
   auto variant = [](const TensorCase& c) {
     return int(c.variant.how.sequence_parallel) + int(c.variant.how.gather_again) +
@@ -46,7 +40,7 @@ TEST(TensorLayout, AnyTwoChoicesMeetInTheSelection) {
   EXPECT_EQ(met.size(), pairs);
 }
 
-TEST(TensorLayout, LossesGradientsAndStepsAreThoseOfOneRank) {
+TEST(TensorParallelLayout, LossesGradientsAndStepsAreThoseOfOneRank) {
   std::map<std::string, Trained> ones;
   for (const TensorCase& c : pairwise()) {
     Trained& one = ones[c.model.name()];
