@@ -87,6 +87,18 @@ TEST(TensorParallelMemory, TheSourcesFormula) {
   EXPECT_NEAR(bytes(1e9, false) / one, 10.0 / 114, 1e-6);  // what more ranks do not help with
 }
 
+// A 70B model at TP16, one sequence of 16,384 tokens, attention's matrix not kept: 70 GB of model
+// and 23 GB of activations with sequence parallelism, 123 GB without. An H200 has 141.
+TEST(TensorParallelMemory, T11_SeventyBillionWithSixteenThousandTokensOnSixteenRanks) {
+  const double model = 70e9 * 16 / 16, h200 = 141e9;
+  auto total = [&](bool sp) {
+    return model + source_rank_activations(80, 16384, 1, 8192, 0, 16, sp);
+  };
+  EXPECT_NEAR(total(true) / 1e9, 70 + 22.8, 0.1);
+  EXPECT_LT(total(true), h200);
+  EXPECT_GT(total(false), h200);
+}
+
 TEST(TensorParallelMemory, T6_EveryRegionHasTheShapeOfTheTable) {
   for (const Variant& variant : kVariants)
     for (size_t model = 0; model < kModels; model += 5)
