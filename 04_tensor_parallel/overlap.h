@@ -16,6 +16,8 @@
 // begins with its own, for which it need not wait. The same bytes travel as with g and g*. More
 // chunks hide more, and make matmuls too small to be fast.
 
+#include <utility>
+
 #include "04_tensor_parallel/conjugate_ops.h"
 
 namespace lockstep {

@@ -1,6 +1,7 @@
 // Element by element, the loss and the optimizer, on the CPU.
 
 #include <cmath>
+#include <limits>
 
 #include "common/kernels_cpu.h"
 
@@ -23,11 +24,12 @@ static void dropout(const Tensor& out, const Tensor& x, const Tensor& rows, floa
   });
 }
 
-// log(sum(exp(x(0)), …, exp(x(n - 1)))), relative to the largest.
+// log(sum(exp(x(0)), …, exp(x(n - 1)))), relative to the largest. Of nothing but -inf it is -inf: a
+// rank's part of a row may be that.
 template <class Sum, class X>
 static Sum log_sum_exp(int64_t n, X x) {
-  Sum largest = x(0), sum = 0;
-  for (int64_t j = 1; j < n; ++j) largest = std::max(largest, x(j));
+  Sum largest = std::numeric_limits<Sum>::lowest(), sum = 0;
+  for (int64_t j = 0; j < n; ++j) largest = std::max(largest, x(j));
   for (int64_t j = 0; j < n; ++j) sum += std::exp(x(j) - largest);
   return largest + std::log(sum);
 }

@@ -14,7 +14,10 @@
 // and appendix A3. Both have w = g = 2, k = 12 and m = 1: 1x, 1x, 1x and 1.5x what an all-reduce
 // moves.
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <vector>
 
 namespace lockstep {
 
@@ -88,6 +91,69 @@ struct RingTime {
 inline RingTime ring_all_reduce_time(double bytes, double ranks, double bandwidth, double latency) {
   double messages = 2 * (ranks - 1);
   return {messages * (bytes / ranks) / bandwidth, messages * latency};
+}
+
+// ---- Tensor parallelism (04) ----
+
+// Elements that pass through a rank's collectives for a micro-batch of T tokens, H wide. A layer
+// has two all-reduces of [T, H] forward and two backward, 2 TH each; the embedding has one forward,
+// the head one backward. As all-gathers and reduce-scatters (sequence parallelism) they are the
+// same. Gathering again adds an all-gather for each of the 2L + 1 column-linears. The loss's 2
+// numbers a token and rank come on top.
+inline double tensor_volume(double layers, double tokens, double hidden,
+                            bool gathers_again = false) {
+  double stream = tokens * hidden, columns = 2 * layers + 1;
+  return (8 * layers + 4) * stream + (gathers_again ? columns * stream : 0);
+}
+
+// Does the all-gather of [T, h] hide behind the h x h column-linear that waits for it (A3)?
+//
+//   T h (N-1)/N elements · bytes / bandwidth        bytes · (N-1)     flops
+//   ----------------------------------------   =    ------------- · ---------
+//             2 T h² / N / flops                         2h         bandwidth
+//
+// Tokens cancel: neither a longer sequence nor a larger micro-batch helps, a wider model does. (A3
+// leaves out the size of an element.)
+inline double tensor_overlap(double h, double tokens, double ranks, double element_bytes,
+                             Hardware on) {
+  double sending = on_the_wire(tokens * h, ranks) * element_bytes / on.bandwidth;
+  double computing = 2 * tokens * h * h / ranks / on.flops;
+  return sending / computing;
+}
+
+// Why tensor parallelism stays inside of a node. Its all-reduces wait for nobody else's work and
+// nobody's work for them, so a layer takes its matmuls, an N-th on each rank, and four all-reduces.
+// Inside of a node bus bandwidth is measured (02's bandwidth program, at a few sizes); a ring that
+// leaves it goes no faster than a rank's network, and each of its messages has a latency.
+struct Cluster {
+  struct Measured {
+    double bytes, bandwidth;
+  };
+  double flops;
+  std::vector<Measured> node;  // ascending sizes; log-linear between them
+  double network, latency;     // of one rank
+  double ranks_of_a_node = 8;
+
+  double bandwidth(double bytes, double ranks) const {
+    double bus = node.back().bandwidth;
+    for (size_t i = node.size(); i-- > 1;) {
+      const Measured &a = node[i - 1], &b = node[i];
+      if (bytes > b.bytes) break;
+      double way = std::log(bytes / a.bytes) / std::log(b.bytes / a.bytes);
+      bus = a.bandwidth + way * (b.bandwidth - a.bandwidth);
+    }
+    return ranks > ranks_of_a_node ? std::min(bus, network) : bus;
+  }
+};
+// Forward and backward of T tokens: 72 T h² operations (4h wide in between), four all-reduces.
+inline double tensor_layer_time(double h, double tokens, double ranks, double element_bytes,
+                                const Cluster& on) {
+  double computing = 72 * tokens * h * h / ranks / on.flops;
+  if (ranks == 1) return computing;
+  double bytes = tokens * h * element_bytes;
+  double latency = ranks > on.ranks_of_a_node ? on.latency : 0;  // else it is in the measurement
+  RingTime ring = ring_all_reduce_time(bytes, ranks, on.bandwidth(bytes, ranks), latency);
+  return computing + 4 * ring.total();
 }
 
 }  // namespace lockstep

@@ -40,6 +40,10 @@ inline std::unique_ptr<DataParallel> make_parallel(Sync sync, std::vector<Stage*
   fail("unknown");
 }
 
+// One global batch, the same whatever the layout: 24 sequences, of so many tokens where the model
+// leaves the choice.
+inline constexpr int64_t kSequences = 24, kLength = 5;
+
 // A rank's part of a job.
 struct LayoutRig {
   struct Settings {
@@ -50,8 +54,9 @@ struct LayoutRig {
     Device device = Device::CPU;
     UpdateRule rule = {};
     uint64_t seed = 5;
-    std::optional<TensorParallel> tp_how = {};
-    std::function<void(Parts&)> more = {};  // recomputation, …
+    std::optional<TensorParallel> tensor_parallel = {};
+    int64_t length = kLength;                                     // of a sequence
+    std::function<void(Parts&)> more = {};                        // recomputation, …
     std::function<void(const std::vector<Owned>&)> weights = {};  // instead of random ones
     // Instead of `sync`: a strategy of the test's own.
     std::function<std::unique_ptr<DataParallel>(std::vector<Stage*>, ProcessMesh&,
@@ -60,7 +65,7 @@ struct LayoutRig {
   };
   LayoutRig(const Settings& s, ProcessMesh& process_mesh) : settings(s), mesh(process_mesh) {
     Parts parts = plain_parts();
-    if (s.tp_how) use_tensor_parallel(parts, mesh.tp(), *s.tp_how);
+    if (s.tensor_parallel) use_tensor_parallel(parts, mesh.tp(), *s.tensor_parallel);
     if (s.more) s.more(parts);
     use_zero(parts, parallel);
     model = std::make_unique<Stage>(s.config, parts, s.compute, s.device);
@@ -118,12 +123,12 @@ struct LayoutRig {
   Tensor one;
 };
 
-// One global batch, the same whatever the layout: 24 sequences of 5 tokens. Some targets are
-// ignored, and all of sequences 3 to 5. It is dealt out as accumulation x ranks micro-batches: each
-// is a run of neighbouring sequences, and a rank has every ranks-th of them.
-inline constexpr int64_t kSequences = 24, kLength = 5;
+// Some targets are ignored, and all of sequences 3 to 5. The batch is dealt out as accumulation x
+// ranks micro-batches: each is a run of neighbouring sequences, and a rank has every ranks-th of
+// them.
 inline std::vector<MicroBatch> dealt(const ModelConfig& config, Cut rank, int accumulation,
-                                     int step = 0, Device device = Device::CPU) {
+                                     int step = 0, Device device = Device::CPU,
+                                     int64_t length = kLength) {
   RandomStream draw(uint64_t(step), "tokens");
   auto token = [&](int64_t at) { return int32_t(draw.at(uint64_t(at)).x[0] % config.vocab); };
   std::vector<MicroBatch> mine;
@@ -131,10 +136,10 @@ inline std::vector<MicroBatch> dealt(const ModelConfig& config, Cut rank, int ac
     Range part = share(kSequences, {i * rank.size + rank.rank, accumulation * rank.size});
     std::vector<int32_t> inputs, targets;
     for (int64_t n = part.first; n < part.first + part.count; ++n)
-      for (int64_t t = 0; t < kLength; ++t) {
+      for (int64_t t = 0; t < length; ++t) {
         bool ignored = (n >= 3 && n <= 5) || (n + 2 * t) % 7 == 0;
-        inputs.push_back(token(2 * (n * kLength + t)));
-        targets.push_back(ignored ? -100 : token(2 * (n * kLength + t) + 1));
+        inputs.push_back(token(2 * (n * length + t)));
+        targets.push_back(ignored ? -100 : token(2 * (n * length + t) + 1));
       }
     mine.push_back(micro_batch(inputs, targets, part.count, device, part.first));
   }
@@ -181,23 +186,25 @@ using Tensors = std::map<std::string, std::vector<double>>;
 
 // A run of some steps on the global batch, put together.
 struct Trained {
+  Tensors start;      // first weights
   Tensors gradients;  // of the first step
   Tensors weights;    // after the last one
   std::vector<double> losses, norms;
   std::vector<std::vector<LedgerEntry>> ledgers;  // of each rank
 };
-inline Trained train(int ranks, const LayoutRig::Settings& settings, int accumulation, int steps,
-                     Communicator::Options options = {}) {
+inline Trained train(MeshShape shape, const LayoutRig::Settings& settings, int accumulation,
+                     int steps, Communicator::Options options = {}) {
   Trained result;
-  result.ledgers.resize(size_t(ranks));
-  Whole gradients, weights;
-  run_threads(ranks, settings.device, options, [&](Communicator& world) {
-    ProcessMesh mesh(world, {.dp = ranks});
+  result.ledgers.resize(size_t(shape.ranks()));
+  Whole start, gradients, weights;
+  run_threads(int(shape.ranks()), settings.device, options, [&](Communicator& world) {
+    ProcessMesh mesh(world, shape, settings.config.kv_heads);
     LayoutRig rig(settings, mesh);
+    start.add(rig.parallel->owned(), &Owned::master);
     for (int s = 0; s < steps; ++s) {
       world.ledger().set_step(s);
-      rig.gradients(
-          dealt(settings.config, {world.rank(), ranks}, accumulation, s, settings.device));
+      rig.gradients(dealt(settings.config, {mesh.here().dp, shape.dp}, accumulation, s,
+                          settings.device, settings.length));
       if (s == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
       rig.update();
       if (world.rank() > 0) continue;
@@ -207,9 +214,14 @@ inline Trained train(int ranks, const LayoutRig::Settings& settings, int accumul
     weights.add(rig.parallel->owned(), &Owned::master);
     result.ledgers[size_t(world.rank())] = world.ledger().entries();
   });
+  result.start = start.get();
   result.gradients = gradients.get();
   result.weights = weights.get();
   return result;
+}
+inline Trained train(int ranks, const LayoutRig::Settings& settings, int accumulation, int steps,
+                     Communicator::Options options = {}) {
+  return train(MeshShape{.dp = ranks}, settings, accumulation, steps, options);
 }
 
 // All relative.
