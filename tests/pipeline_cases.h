@@ -30,7 +30,8 @@ class PipelineReferences {
     LayoutRig::Settings s = pipeline_settings(tied);
     Trained run = train_pipeline(c, s);
     const Trained& plain = of(c.dp, c.micro_batches, tied);
-    lockstep::expect_same(run, of(1, 1, tied));
+    // AdamW makes large steps of small gradients, and differences of rounding with them.
+    lockstep::expect_same(run, of(1, 1, tied), {.weight = 1e-5});
     for (const auto& [name, g] : plain.gradients) {
       if (tied && name == "model.embed_tokens.weight") continue;
       EXPECT_TRUE(bitwise(run.gradients.at(name), g)) << name;
