@@ -32,6 +32,7 @@ struct Settings {
   std::string schedule = "all", svg;
   int64_t micro_batches = 0, steps = 3;
   double forward = 20, input = 20, weight = 20;  // ms, of a rank's layers
+  bool dry_run = false;
 };
 
 class Sleeper {
@@ -188,8 +189,9 @@ int main(int argc, char** argv) {
     time("--input", s.input, "I: gradients of inputs");
     time("--weight", s.weight, "W: gradients of weights");
     app.add_option("--svg", s.svg, "draw the timeline of one schedule into this file");
+    app.add_flag("--dry-run", s.dry_run, "check the flags and stop");
     add_launch_flags(app, launch);
-    if (!parse_flags(app, argc, argv)) return 0;
+    if (!parse_flags(app, argc, argv) || s.dry_run) return 0;
     return run_ranks(launch, [&](Communicator& world) { compare(s, world); });
   });
 }

@@ -32,8 +32,8 @@ inline EndCosts end_costs(const ModelConfig& c, int64_t length) {
 inline std::vector<StageSpan> split_layers(int64_t layers, const Placement& placement,
                                            EndCosts ends = {}) {
   int stages = placement.stages();
-  require(stages <= layers, layers, " layers cannot be cut over ", stages,
-          " stages, which leaves a stage without a layer: at most ", layers, " stages");
+  require(stages <= layers, layers, layers == 1 ? " layer" : " layers", " cannot be cut over ",
+          stages, " stages, which leaves a stage without a layer: at most ", layers, " stages");
   std::vector<int64_t> counts(size_t(stages), 1);  // no stage is empty
   auto cost = [&](int s) {
     return double(counts[size_t(s)]) + (s == 0 ? ends.embedding : 0) +
