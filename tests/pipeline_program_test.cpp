@@ -83,7 +83,7 @@ TEST(PipelineProgram, EveryScheduleIsOneRank) {
     EXPECT_TRUE(run.says("; simulated ")) << run.out;
   };
   for (const std::string& schedule : schedule_names())
-    expect_checked("--ranks 2 --pp 2 --schedule " + schedule);
+    expect_checked(text("--ranks 2 --pp 2 --schedule ", schedule));
   expect_checked("--ranks 4 --pp 2 --schedule 1f1b --stage 1 --balance");
   expect_checked("--ranks 4 --pp 4 --schedule interleaved --group 12 --recompute full");
   expect_checked("--pp 1");
@@ -178,7 +178,7 @@ TEST(PipelineProgram, CalibratedPutsMeasuredBesideTheFormula) {
   EXPECT_EQ(all.status, 0) << all.out;
   EXPECT_TRUE(all.says("2 ranks, 4 micro-batches; F, I, W: 2, 2, 2 ms")) << all.out;
   for (const std::string& schedule : schedule_names())
-    EXPECT_TRUE(all.says("\n" + schedule + " ")) << all.out;
+    EXPECT_TRUE(all.says(text("\n", schedule, " "))) << all.out;
   EXPECT_TRUE(all.says("\n1f1b              20 %      20 % ")) << all.out;  // 1/(4 + 1)
   std::string svg = dir / "sleep.svg";
   Output one = shell(kPrograms + "calibrated --ranks 2 --schedule zb-h1 --steps 1 --svg " + svg);
