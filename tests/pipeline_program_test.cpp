@@ -65,7 +65,7 @@ struct Program {
 };
 
 double validation_loss(const Output& run) {
-  return std::stod("0" + run.after("\nvalidation loss "));
+  return std::stod(text("0", run.after("\nvalidation loss ")));
 }
 
 TEST(PipelineProgram, EveryScheduleIsOneRank) {
