@@ -3,25 +3,62 @@
 #include <set>
 #include <thread>
 
+#include "06_pipeline_parallel/stopwatch.h"
 #include "tests/pipeline_cases.h"
 
 namespace lockstep {
 namespace {
 
-// Any two choices meet (pipeline_matrix_test.cpp has all combinations).
-TEST(Pipeline, GradientsAreThoseWithoutAPipelineBitByBit) {
-  PipelineReferences references;
-  int ran = 0, at = 0;
+struct Selected {
+  PipelineCase layout;
+  bool tied;
+};
+// Of all combinations (pipeline_matrix_test.cpp), so many that any two choices meet: every
+// schedule, number of ranks and of micro-batches, and the rest by lot.
+std::vector<Selected> selection() {
+  std::vector<Selected> out;
+  RandomStream draw(1, "layouts");
   for (const std::string& schedule : schedule_names())
     for (int pp : kPipelines)
       for (int m : kMicroBatches) {
-        PipelineCase c{schedule, pp, m};
-        c.dp = at / 2 % 2 + 1;
-        c.sync = at % 2 == 0 ? Sync::Bucketed : Sync::Zero1;
-        bool tied = at++ % 3 == 0;
-        if (pp == 8 && c.dp == 2 && m != 16) continue;  // sixteen threads: not every time
-        ran += references.expect_same(c, tied);
+        uint32_t lot = draw.at(out.size()).x[0];
+        PipelineCase c{schedule, pp, m, int(lot % 2) + 1};
+        if (pp == 8 && m < 16) c.dp = 1;  // sixteen threads: not every time
+        c.sync = lot / 2 % 2 ? Sync::Zero1 : Sync::Bucketed;
+        out.push_back({c, lot / 4 % 2 == 1});
       }
+  return out;
+}
+
+// Which two choices meet in layouts that are allowed.
+using Meetings = std::set<std::array<std::string, 2>>;
+void meet(const PipelineCase& c, bool tied, Meetings& met) {
+  if (!c.allowed()) return;
+  std::vector<std::string> choices{c.schedule,       text("PP", c.pp), text(c.micro_batches),
+                                   text("DP", c.dp), name_of(c.sync),  tied ? "tied" : "untied"};
+  for (const std::string& a : choices)
+    for (const std::string& b : choices) met.insert({a, b});
+}
+
+TEST(Pipeline, AnyTwoChoicesMeetInTheSelection) {
+  Meetings all, met;
+  for (const Selected& s : selection()) {
+    meet(s.layout, s.tied, met);
+    for (int dp : {1, 2})
+      for (Sync sync : {Sync::Bucketed, Sync::Zero1})
+        for (bool tied : {false, true}) {
+          PipelineCase c = s.layout;
+          c.dp = dp, c.sync = sync;
+          meet(c, tied, all);
+        }
+  }
+  for (const auto& pair : all) EXPECT_TRUE(met.contains(pair)) << pair[0] << " and " << pair[1];
+}
+
+TEST(Pipeline, GradientsAreThoseWithoutAPipelineBitByBit) {
+  PipelineReferences references;
+  int ran = 0;
+  for (const Selected& s : selection()) ran += references.expect_same(s.layout, s.tied);
   EXPECT_GT(ran, 80);
 }
 
@@ -90,6 +127,64 @@ TEST(Pipeline, PoisonedMemoryChangesNothing) {
     memory_account()->poison = false;
     EXPECT_EQ(poisoned.losses, clean.losses) << schedule;
     expect_bitwise(poisoned.weights, clean.weights);
+  }
+}
+
+// I leaves gradients of weights alone, W makes them; B does both.
+TEST(Pipeline, P8_WeightsHaveAnActionOfTheirOwn) {
+  for (const char* schedule : {"zb-h1", "zb-h2", "zb-v", "1f1b"})
+    run_threads(2, Device::CPU, {.time_limit = 20}, [&](Communicator& world) {
+      ProcessMesh mesh(world, {.pp = 2});
+      PipelineRig rig(pipeline_settings(), {schedule, 2, 4}, mesh);
+      auto gradients = [&] {
+        std::vector<std::vector<double>> all;
+        for (Stage* stage : rig.chunks)
+          for (Parameter* p : stage->parameters()) all.push_back(doubles(p->grad));
+        return all;
+      };
+      std::vector<std::vector<double>> before;
+      rig.gradients(flowing(deep_config(), {}, 4), [&](const Action& a, bool begins) {
+        std::vector<std::vector<double>> now = gradients();
+        bool adds = !begins && (a.kind == Action::B || a.kind == Action::W);
+        EXPECT_EQ(now != before, adds || before.empty()) << schedule << ": " << describe(a);
+        before = now;
+      });
+    });
+}
+
+// What a stopwatch sees of a step, and what a simulation makes of it.
+TEST(Pipeline, MeasuredTimelineHasTheScheduleAndItsTimes) {
+  for (const std::string& name : schedule_names()) {
+    PlacedSchedule pipeline = PipelineCase{name, 2, 4}.make(4);
+    run_threads(2, Device::CPU, {.time_limit = 20}, [&](Communicator& world) {
+      ProcessMesh mesh(world, {.pp = 2});
+      PipelineRig rig(pipeline_settings(), {name, 2, 4}, mesh);
+      Stopwatch watch;
+      EXPECT_FALSE(watch.any());
+      watch.start(mesh.pp(), Device::CPU);
+      rig.gradients(flowing(deep_config(), {}, 4), watch.observer());
+      Timeline timeline = gather_timeline(mesh, Device::CPU, watch.spans());
+      ASSERT_EQ(timeline.size(), 2u);
+      for (size_t rank = 0; rank < 2; ++rank) {
+        std::vector<Action> actions;
+        double end = 0;
+        for (const ActionSpan& s : timeline[rank]) {
+          actions.push_back(s.action);
+          EXPECT_LE(end, s.begin);
+          EXPECT_LT(s.begin, s.end);
+          end = s.end;
+        }
+        EXPECT_EQ(actions, pipeline.schedule[rank]) << name;
+      }
+    });
+    Times times = equal_times(pipeline.placement.stages(), 1, 2, 4);
+    times.forward[1] = 3, times.weight[1] = 8;
+    Timeline planned = simulate(pipeline.schedule, pipeline.placement, times);
+    Times mean = mean_times(planned, pipeline.placement);
+    EXPECT_EQ(mean.forward, times.forward) << name;
+    EXPECT_DOUBLE_EQ(idle(simulate(pipeline.schedule, pipeline.placement, mean)).step,
+                     idle(planned).step)
+        << name;
   }
 }
 
