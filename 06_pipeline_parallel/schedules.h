@@ -1,14 +1,14 @@
 #pragma once
 // The schedules by name, for command lines and tests.
 //
-//     name                chunks   micro-batches       idle, F = I = W, of one rank       holds
-//     afab                1        any                 (p - 1)(F + I + W)                 m
-//     1f1b                1        any                 (p - 1)(F + I + W)                 p
-//     interleaved         v        multiple of p       (p - 1)(F + I + W)/v               p +
-//     (p-1)/v zb-h1               1        any                 (p - 1)(F + I - W)                 p
-//     zb-h2               1        any                 none on its own span               2p - 1
-//     zb-v                2        any                 none on its own span               p
-//     dualpipe-v          2        at least 2p         p - 1 chunk steps                  p + 1/2
+//     name          chunks   micro-batches    idle, F = I = W, of one rank   holds
+//     afab          1        any              (p - 1)(F + I + W)             m
+//     1f1b          1        any              (p - 1)(F + I + W)             p
+//     interleaved   v        multiple of p    (p - 1)(F + I + W)/v           p + (p - 1)/v
+//     zb-h1         1        any              (p - 1)(F + I - W)             p
+//     zb-h2         1        any              none on its own span           2p - 1
+//     zb-v          2        any              none on its own span           p
+//     dualpipe-v    2        at least 2p      p - 1 chunk steps              p + 1/2
 //
 // p: ranks. "holds": activations of stages (v chunks make one) on the busiest rank, given enough
 // micro-batches.

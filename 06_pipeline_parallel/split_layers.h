@@ -3,12 +3,10 @@
 // where the vocabulary is large, so even numbers of layers are not even work:
 //
 //   evenly     30 layers, 4 stages    8 8 7 7           larger parts first
-//   by cost    + a head worth 4       9 8 8 5 + head    no stage takes longer than it must
+//   by cost    + a head worth 4       9 9 8 4 + head    no stage takes longer than it must
 //
 // Every layer is in exactly one stage, in order.
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -34,29 +32,23 @@ inline EndCosts end_costs(const ModelConfig& c, int64_t length) {
 inline std::vector<StageSpan> split_layers(int64_t layers, const Placement& placement,
                                            EndCosts ends = {}) {
   int stages = placement.stages();
-  require(stages <= layers, layers, " layers cannot be cut over ", stages,
-          " stages, which leaves a stage without a layer: at most ", layers, " stages");
-  // The least cost that a stage may have so that `stages` of them hold all layers.
-  auto room = [&](int stage, double cost) {
-    double free = cost - (stage == 0 ? ends.embedding : 0) - (stage == stages - 1 ? ends.head : 0);
-    return std::max<int64_t>(1, int64_t(free + 1e-9));  // no stage is empty
+  require(stages <= layers, layers, layers == 1 ? " layer" : " layers", " cannot be cut over ",
+          stages, " stages, which leaves a stage without a layer: at most ", layers, " stages");
+  std::vector<int64_t> counts(size_t(stages), 1);  // no stage is empty
+  auto cost = [&](int s) {
+    return double(counts[size_t(s)]) + (s == 0 ? ends.embedding : 0) +
+           (s == stages - 1 ? ends.head : 0);
   };
-  double cost = std::ceil(double(layers) / stages);
-  if (ends.embedding + ends.head > 0) {
-    for (cost = 1;; cost += 0.25) {
-      int64_t hold = 0;
-      for (int s = 0; s < stages; ++s) hold += room(s, cost);
-      if (hold >= layers) break;
-    }
+  for (int64_t left = layers - stages; left > 0; --left) {  // each goes where least is
+    int cheapest = 0;
+    for (int s = 1; s < stages; ++s)
+      if (cost(s) < cost(cheapest)) cheapest = s;
+    ++counts[size_t(cheapest)];
   }
   std::vector<StageSpan> spans;
   int64_t first = 0;
   for (int s = 0; s < stages; ++s) {
-    bool even = ends.embedding + ends.head == 0;
-    int64_t later = stages - 1 - s;  // stages that still need a layer each
-    int64_t count =
-        even ? share(layers, {s, stages}).count : std::min(room(s, cost), layers - first - later);
-    if (s == stages - 1) count = layers - first;
+    int64_t count = counts[size_t(s)];
     spans.push_back({first, count, s == 0, s == stages - 1, !placement.ends_share_a_rank()});
     first += count;
   }

@@ -84,7 +84,8 @@ inline Timeline gather_timeline(ProcessMesh& mesh, Device device,
   return timeline;
 }
 
-// What each stage's actions took, on average. Of B the whole is the input's part.
+// What each stage's actions took, on average. B is I and W: where W was seen alone its time is
+// taken off B, and elsewhere all of B counts as I.
 inline Times mean_times(const Timeline& timeline, const Placement& placement) {
   Times times = equal_times(placement.stages(), 0, 0, 0);
   std::vector<std::array<int, 4>> counts(size_t(placement.stages()));
@@ -100,6 +101,7 @@ inline Times mean_times(const Timeline& timeline, const Placement& placement) {
   for (size_t s = 0; s < counts.size(); ++s) {
     times.forward[s] /= std::max(1, counts[s][Action::F]);
     times.weight[s] /= std::max(1, counts[s][Action::W]);
+    times.input[s] -= counts[s][Action::B] * times.weight[s];
     times.input[s] /= std::max(1, counts[s][Action::B] + counts[s][Action::I]);
   }
   return times;

@@ -27,7 +27,7 @@ struct Settings {
   int ranks = 4, chunks = 0, micro_batches = 8, group = 0;
   std::vector<double> forward{1}, input{1}, weight{1};
   double message = 0, memory = 0;
-  bool search = false;
+  bool search = false, dry_run = false;
 };
 
 // One number is the time of a rank's layers, of which its chunks take equal parts.
@@ -176,6 +176,7 @@ static void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--measured", s.measured, "a timeline (CSV) to show beside the simulated one");
   app.add_option("--csv", s.csv, "write the timeline to this file");
   app.add_option("--svg", s.picture, "draw it");
+  app.add_flag("--dry-run", s.dry_run, "check the flags and stop");
 }
 
 int main(int argc, char** argv) {
@@ -183,7 +184,7 @@ int main(int argc, char** argv) {
     Settings s;
     CLI::App app("Draws a pipeline schedule and says how long it idles.");
     add_flags(app, s);
-    if (!parse_flags(app, argc, argv)) return 0;
+    if (!parse_flags(app, argc, argv) || s.dry_run) return 0;
     run(s);
     return 0;
   });

@@ -79,7 +79,8 @@ class PipelineTraining : public Training {
 
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   int pp = int(flags.pp);
-  require(world.size() % pp == 0, "--pp ", pp, " does not divide ", world.size(), " ranks");
+  require(world.size() % pp == 0, "--pp ", pp, " does not divide ", world.size(),
+          world.size() == 1 ? " rank" : " ranks");
   ProcessMesh mesh(world, {.dp = world.size() / pp, .pp = pp});
   settle_ranks(options, mesh);
   auto schedule = [&](int micro_batches) {
@@ -103,6 +104,8 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
     print_stages(placement, spans);
   }
   if (options.dry_run) return;
+  if (world.rank() == 0 && !flags.svg.empty())
+    require(std::ofstream(flags.svg).good(), "--svg ", flags.svg, " cannot be written");
   parallel = make_zero(int(flags.stage), chunks, mesh, settings);
   parallel->allocate();
   Pipeline pipeline(chunks, mesh.pp(), {placement, [&](int m) { return schedule(m).schedule; }});

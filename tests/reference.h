@@ -55,7 +55,8 @@ class ReferenceOutputs {
     WeightFiles files(directory_);
     for (const Owned& o : owned) assign(o, read_parameter(*o.parameter, files, config_.tied));
   }
-  // A rank's share of their batch.
+  int64_t sequences() const { return values_.read("input_ids").dim(0); }  // of their batch
+  // A rank's share of it.
   MicroBatch batch(Device device, Cut rank = {}) const {
     Tensor ids = values_.read("input_ids");
     Range part = share(ids.dim(0), rank);
