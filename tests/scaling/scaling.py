@@ -63,6 +63,8 @@ def common(gpus):
              "--batch-tokens", str(gpus * (4 if a.tiny else 8) * sequence), "--steps", str(a.steps),
              "--evaluate-every", "0", "--evaluation-batches", "1", "--sample", "0",
              "--learning-rate", "1e-4", "--warmup", "5"]
+    if a.tiny:
+        flags += ["--layers", "16"]
     return flags + ([] if a.tiny else ["--model", "1.7B", "--device", "cuda"])
 
 
@@ -96,7 +98,7 @@ def row(name, gpus, text, log, reference):
 
 
 def measure():
-    rows, counts = [], [n for n in (1, 2, 4, 8) if n <= a.gpus]
+    rows, counts = [], [n for n in map(int, a.counts.split(",")) if n <= a.gpus]
     for n in counts:
         log = f"{a.out}/one_{n}.jsonl"
         text = run("01_single_gpu/train", common(n), 1, log)
@@ -167,6 +169,7 @@ def draw(rows):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=2, help="1, 2, 4 or 8: the most that are used")
+    parser.add_argument("--counts", default="1,2,4,8", help="numbers of GPUs to measure")
     parser.add_argument("--out", required=True, help="folder for the tables")
     parser.add_argument("--build", default=f"{ROOT}/build", help="folder with the programs")
     parser.add_argument("--steps", type=int, default=10)
