@@ -125,7 +125,7 @@ inline double tensor_overlap(double h, double tokens, double ranks, double eleme
 // nobody's work for them, so a layer takes its matmuls, an N-th on each rank, and four all-reduces.
 // Inside of a node bus bandwidth is measured (02's bandwidth program, at a few sizes); a ring that
 // leaves it goes no faster than a rank's network, and each of its messages has a latency.
-struct Cluster {
+struct Nodes {
   struct Measured {
     double bytes, bandwidth;
   };
@@ -147,7 +147,7 @@ struct Cluster {
 };
 // Forward and backward of T tokens: 72 T h² operations (4h wide in between), four all-reduces.
 inline double tensor_layer_time(double h, double tokens, double ranks, double element_bytes,
-                                const Cluster& on) {
+                                const Nodes& on) {
   double computing = 72 * tokens * h * h / ranks / on.flops;
   if (ranks == 1) return computing;
   double bytes = tokens * h * element_bytes;

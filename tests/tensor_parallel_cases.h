@@ -16,7 +16,7 @@ inline constexpr Variant kVariants[] = {
     {"plain", {}},
     {"sequence", {.sequence_parallel = true}},
     {"gather_again", {.sequence_parallel = true, .gather_again = true}},
-    {"overlap", {.sequence_parallel = true, .overlap = 3}}};
+    {"overlap", {.sequence_parallel = true, .overlap = 5}}};
 inline constexpr int kTP[] = {1, 2, 4, 8}, kDP[] = {1, 2};
 inline constexpr Sync kTensorSyncs[] = {Sync::Bucketed, Sync::Zero1, Sync::Zero3};
 

@@ -151,29 +151,29 @@ TEST(TensorParallelVolume, T8_OverlapMovesTheSameBytes) {
 
 // A 3B model's layer, 4,096 tokens in bf16, with the curve of two H200 (02's README) in nodes of
 // eight, and a network card of 400 Gb/s for each.
-const Cluster kCluster{.flops = 400e12,
-                       .node = {{1e6, 18e9}, {16e6, 117e9}, {256e6, 236e9}, {1e9, 270e9}},
-                       .network = 50e9,
-                       .latency = 20e-6};
-double speedup(double ranks, const Cluster& cluster) {
-  return tensor_layer_time(3072, 4096, 1, 2, cluster) /
-         tensor_layer_time(3072, 4096, ranks, 2, cluster);
+const Nodes kNodes{.flops = 400e12,
+                   .node = {{1e6, 18e9}, {16e6, 117e9}, {256e6, 236e9}, {1e9, 270e9}},
+                   .network = 50e9,
+                   .latency = 20e-6};
+double speedup(double ranks, const Nodes& nodes) {
+  return tensor_layer_time(3072, 4096, 1, 2, nodes) /
+         tensor_layer_time(3072, 4096, ranks, 2, nodes);
 }
 
 TEST(TensorParallelVolume, T11_EightRanksHelpSixteenAreSlowerAndThirtyTwoMoreSo) {
-  EXPECT_DOUBLE_EQ(kCluster.bandwidth(16e6, 8), 117e9);
-  EXPECT_DOUBLE_EQ(kCluster.bandwidth(64e6, 2), (117e9 + 236e9) / 2);  // half way in logarithms
-  EXPECT_DOUBLE_EQ(kCluster.bandwidth(4e9, 8), 270e9);
-  EXPECT_DOUBLE_EQ(kCluster.bandwidth(64e6, 16), 50e9);
+  EXPECT_DOUBLE_EQ(kNodes.bandwidth(16e6, 8), 117e9);
+  EXPECT_DOUBLE_EQ(kNodes.bandwidth(64e6, 2), (117e9 + 236e9) / 2);  // half way in logarithms
+  EXPECT_DOUBLE_EQ(kNodes.bandwidth(4e9, 8), 270e9);
+  EXPECT_DOUBLE_EQ(kNodes.bandwidth(64e6, 16), 50e9);
   std::map<int, double> gain;
-  for (int ranks : {1, 2, 4, 8, 16, 32}) gain[ranks] = speedup(ranks, kCluster);
+  for (int ranks : {1, 2, 4, 8, 16, 32}) gain[ranks] = speedup(ranks, kNodes);
   EXPECT_NEAR(gain[2], 1.65, 0.01);
   EXPECT_NEAR(gain[4], 2.44, 0.01);
   EXPECT_NEAR(gain[8], 3.21, 0.01);   // 40 % of eight
   EXPECT_NEAR(gain[16], 1.06, 0.01);  // 7 % of sixteen: no faster than one
   EXPECT_NEAR(gain[32], 0.77, 0.01);
   // It is the network: with one like the links inside of a node, more ranks still help.
-  Cluster flat = kCluster;
+  Nodes flat = kNodes;
   flat.network = 1e12, flat.latency = 0;
   EXPECT_GT(speedup(16, flat), gain[8]);
   EXPECT_GT(speedup(32, flat), speedup(16, flat));
