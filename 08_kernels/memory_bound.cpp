@@ -184,10 +184,10 @@ std::vector<Problem> step_problems(const Flags& f, DType type) {
     for (int64_t size : sizes) all.push_back(normal({size}, DType::F32, "g", 1e-3f));
     return all;
   };
-  auto norm = [&k](const Tensors& t, auto sum_squares) {
-    for (size_t i = 3; i < t.size(); ++i) sum_squares(t[1].flat(int64_t(i) - 3, 1), t[i]);
-    k.local_sums(t[0], t[2], t[1]);
+  auto each = [](const Tensors& t) {
+    for (size_t i = 3; i < t.size(); ++i) plain::sum_squares(t[1].flat(int64_t(i) - 3, 1), t[i]);
   };
+  auto all = [&k](const Tensors& t) { k.sum_squares(t[1], {t.begin() + 3, t.end()}); };
   return {{"adamw",
            n * (28 + int64_t(size_of(type))),
            weight,
@@ -198,8 +198,8 @@ std::vector<Problem> step_problems(const Flags& f, DType type) {
            bytes,
            gradients,
            {0},
-           [=](auto& t) { norm(t, plain::sum_squares); },
-           [=, &k](auto& t) { norm(t, k.sum_squares); }}};
+           [=, &k](auto& t) { each(t), k.local_sums(t[0], t[2], t[1]); },
+           [=, &k](auto& t) { all(t), k.local_sums(t[0], t[2], t[1]); }}};
 }
 
 // The plain and the fused version must agree to what rounding to the type allows.
