@@ -1,0 +1,210 @@
+// Rung 2, mma.sync + cp.async: the tensor cores' own instruction, and copies that do not wait.
+//
+// On the rung before, the profiler showed warps waiting for global memory ("long scoreboard"): a
+// thread loads a value into a register, waits, and writes it to shared memory. cp.async moves 16
+// bytes from global to shared memory without a register and without waiting. A ring of stages is
+// filled while an older stage is multiplied:
+//
+//     copy      stage 0  1  2 | 3   0   1   2  ...
+//     multiply                | 0   1   2   3  ...
+//
+// mma.sync m16n8k16 has fragments in registers whose layout is documented, and ldmatrix loads them:
+// four 8 x 8 matrices in one instruction, transposed on the way where the rows of the tile run
+// along m or n instead of k. A warp computes 64 x 64, so that it reads each value from shared
+// memory for 64 products. Chunks of 16 bytes are permuted within each row of a tile (swizzled) so
+// that the eight rows that ldmatrix reads lie in different banks.
+//
+// It runs on every GPU since A100 and takes everything: any size and alignment, transposed or not,
+// any beta. Where 16-byte copies are impossible, threads copy element by element.
+
+#include "08_kernels/rung.h"
+#include "08_kernels/tiles.h"
+#include "common/kernels_cuda.h"
+
+namespace lockstep::ladder {
+
+namespace {
+
+constexpr int kTileK = 32, kWarpTile = 64;
+constexpr int kGroup = 8;
+
+// A tile [Outer, kTileK] of op(a) or op(b)^T in shared memory, as it lies in the matrix: KRows says
+// that k runs along its rows.
+template <int Outer, bool KRows>
+struct Tile {
+  static constexpr int kRows = KRows ? Outer : kTileK;
+  static constexpr int kChunks = (KRows ? kTileK : Outer) / 8;  // in a row
+  bf16 data[Outer * kTileK];
+
+  __device__ bf16* chunk(int row, int column) {  // column counts chunks
+    int swizzle = kChunks == 4 ? row / 2 % 4 : row % 8;
+    return data + (row * kChunks + (column ^ swizzle)) * 8;
+  }
+
+  // Copies the tile that begins at [row, column] of a matrix [rows, columns]; zeros outside of it.
+  template <int Threads, bool Even>
+  __device__ void copy(const bf16* matrix, int64_t rows, int64_t columns, int64_t row,
+                       int64_t column) {
+#pragma unroll
+    for (int i = 0; i < kRows * kChunks / Threads; ++i) {
+      int place = i * Threads + threadIdx.x, r = place / kChunks, c = place % kChunks;
+      int64_t from_row = row + r, from = column + c * 8;
+      bf16* to = chunk(r, c);
+      if constexpr (Even) {
+        bool inside = from_row < rows && from < columns;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                         uint32_t(__cvta_generic_to_shared(to))),
+                     "l"(matrix + (inside ? from_row * columns + from : 0)), "r"(inside ? 16 : 0)
+                     : "memory");
+      } else {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          bool inside = from_row < rows && from + k < columns;
+          to[k].bits = inside ? matrix[from_row * columns + from + k].bits : uint16_t(0);
+        }
+      }
+    }
+  }
+
+  // Four 8 x 8 matrices: [outer, k], [outer + 8, k], [outer, k + 8], [outer + 8, k + 8].
+  __device__ void fragment(uint32_t (&f)[4], int outer, int k) {
+    int lane = threadIdx.x % 32;
+    if constexpr (KRows) {
+      uint32_t at = uint32_t(__cvta_generic_to_shared(chunk(outer + lane % 16, k / 8 + lane / 16)));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                   : "r"(at));
+    } else {
+      uint32_t at = uint32_t(
+          __cvta_generic_to_shared(chunk(k + lane / 16 * 8 + lane % 8, outer / 8 + lane / 8 % 2)));
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                   : "r"(at));
+    }
+  }
+};
+
+// sum [16, 8] += a [16, 16] b [16, 8]
+__device__ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
+      " {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <class Out>
+__device__ void store_pair(Out* c, int64_t at, bool second, float x, float y, float beta) {
+  if (beta != 0) {
+    x += beta * float(c[at]);
+    if (second) y += beta * float(c[at + 1]);
+  }
+  c[at] = cuda::rounded<Out>(x);
+  if (second) c[at + 1] = cuda::rounded<Out>(y);
+}
+
+template <int TileM, int TileN, int Stages, int Blocks, bool TA, bool TB, class Out, bool Even>
+__global__ void __launch_bounds__(TileM* TileN / 128, Blocks)
+    mma_kernel(const bf16* a, const bf16* b, Out* c, int64_t m, int64_t n, int64_t k, float beta,
+               TileOrder order) {
+  constexpr int threads = TileM * TileN / 128, steps = kWarpTile / 16;
+  struct Stage {
+    Tile<TileM, !TA> a;
+    Tile<TileN, TB> b;
+  };
+  extern __shared__ __align__(128) char memory[];
+  Stage* stages = reinterpret_cast<Stage*>(memory);
+  int tile_row, tile_column;
+  order.find(int(blockIdx.x), &tile_row, &tile_column);
+  const int64_t row = int64_t(tile_row) * TileM, column = int64_t(tile_column) * TileN;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp_row = warp % (TileM / kWarpTile) * kWarpTile;
+  const int warp_column = warp / (TileM / kWarpTile) * kWarpTile;
+
+  auto copy_stage = [&](int64_t step) {
+    int64_t at = step * kTileK;
+    if (at < k) {
+      Stage& s = stages[step % Stages];
+      if constexpr (TA)
+        s.a.template copy<threads, Even>(a, k, m, at, row);
+      else
+        s.a.template copy<threads, Even>(a, m, k, row, at);
+      if constexpr (TB)
+        s.b.template copy<threads, Even>(b, n, k, column, at);
+      else
+        s.b.template copy<threads, Even>(b, k, n, at, column);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");  // an empty one keeps the count right
+  };
+
+  float sum[steps][2 * steps][4] = {};
+  for (int i = 0; i < Stages - 1; ++i) copy_stage(i);
+  for (int64_t step = 0; step * kTileK < k; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Stages - 2) : "memory");
+    __syncthreads();  // the stage is there for all, and all are done with the one that comes next
+    copy_stage(step + Stages - 1);
+    Stage& s = stages[step % Stages];
+#pragma unroll
+    for (int depth = 0; depth < kTileK; depth += 16) {
+      uint32_t fa[steps][4], fb[steps][4];
+#pragma unroll
+      for (int i = 0; i < steps; ++i) {
+        s.a.fragment(fa[i], warp_row + 16 * i, depth);
+        s.b.fragment(fb[i], warp_column + 16 * i, depth);
+      }
+#pragma unroll
+      for (int i = 0; i < steps; ++i)
+#pragma unroll
+        for (int j = 0; j < 2 * steps; ++j)
+          mma(sum[i][j], fa[i], fb[j / 2][j % 2], fb[j / 2][j % 2 + 2]);
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < steps; ++i)
+#pragma unroll
+    for (int j = 0; j < 2 * steps; ++j)
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        int64_t r = row + warp_row + 16 * i + 8 * below + lane / 4;
+        int64_t col = column + warp_column + 8 * j + 2 * (lane % 4);
+        if (r < m && col < n)
+          store_pair(c, r * n + col, col + 1 < n, sum[i][j][2 * below], sum[i][j][2 * below + 1],
+                     beta);
+      }
+}
+
+template <int TileM, int TileN, int Stages, int Blocks>
+void launch(const Matmul& p, cudaStream_t stream) {
+  if (p.m * p.n == 0) return;
+  auto even = [](const void* matrix, int64_t columns) {
+    return reinterpret_cast<uintptr_t>(matrix) % 16 == 0 && columns % 8 == 0;
+  };
+  TileOrder order{int(tiles(p.m, TileM)), int(tiles(p.n, TileN)), kGroup};
+  bool all_even = even(p.a, p.ta == Op::T ? p.m : p.k) && even(p.b, p.tb == Op::T ? p.k : p.n);
+  cuda::branch(p.ta == Op::T, [&](auto ta) {
+    cuda::branch(p.tb == Op::T, [&](auto tb) {
+      cuda::branch(all_even, [&](auto is_even) {
+        cuda::for_type(p.out, [&](auto out) {
+          using Out = decltype(out);
+          auto kernel = mma_kernel<TileM, TileN, Stages, Blocks, ta(), tb(), Out, is_even()>;
+          constexpr int shared = Stages * (TileM + TileN) * kTileK * int(sizeof(bf16));
+          check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+          kernel<<<unsigned(order.count()), TileM * TileN / 128, shared, stream>>>(
+              static_cast<const bf16*>(p.a), static_cast<const bf16*>(p.b), static_cast<Out*>(p.c),
+              p.m, p.n, p.k, p.beta, order);
+          check(cudaGetLastError());
+        });
+      });
+    });
+  });
+}
+
+}  // namespace
+
+MatmulRung mma_sync() {
+  return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix",
+          [](const Matmul& p) { return p.in == DType::BF16; }, launch<128, 128, 4, 2>};
+}
+
+}  // namespace lockstep::ladder
