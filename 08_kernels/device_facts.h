@@ -33,9 +33,12 @@ inline int fp32_units(int major, int minor) {
 }
 
 inline std::string with_commas(int64_t number) {  // "16,896"
-  std::string digits = std::to_string(number);
-  for (int64_t at = int64_t(digits.size()) - 3; at > 0; at -= 3) digits.insert(size_t(at), ",");
-  return digits;
+  std::string digits = std::to_string(number), result;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) result += ',';
+    result += digits[i];
+  }
+  return result;
 }
 
 inline std::string to_text(const DeviceFacts& f) {

@@ -1,10 +1,8 @@
 // Fusion in its smallest form: ELU as three kernels, and as one.
 //
-//     separate   x ─▶ [exp] ─▶ e ─▶ [- 1] ─▶ e ─▶ [x > 0 ? x : e] ─▶ y     3 launches, 7 tensors
-//     moved
-//                └──────────────────────────────────────▲
-//     fused      x ─▶ [     x > 0 ? x : exp(x) - 1      ] ─▶ y              1 launch,   2 tensors
-//     moved
+//   separate   x ─▶ [exp] ─▶ e ─▶ [- 1] ─▶ e ─▶ [x > 0 ? x : e] ─▶ y   3 launches, 7 tensors move
+//              └──────────────────────────────────────▲
+//   fused      x ─▶ [     x > 0 ? x : exp(x) - 1      ] ─▶ y            1 launch, 2 tensors move
 //
 // The arithmetic is the same and costs nothing beside the memory traffic. What each thread has read
 // stays in its registers.

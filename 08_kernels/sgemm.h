@@ -4,12 +4,10 @@
 // TFLOP/s, but memory delivers about 1 number in the time of 55 operations: each rung finds more
 // use for a number that has been fetched once.
 //
-//     naive        coalesced       tile            coarse 1D, 2D       warp tile      pipelined
-//     one thread   the 32 threads  a block keeps   a thread keeps      a warp works   the next
-//     tiles per element  of a warp read  squares of a    a column, then a    on one small   are on
-//     their
-//                  neighbours      and b in shared rectangle of sums   rectangle      way meanwhile
-//                                  memory          in registers
+//   naive        coalesced       tile           coarse 1D, 2D      warp tile      pipelined
+//   one thread   the 32 threads  a block keeps  a thread keeps     a warp works   the next tiles
+//   per element  of a warp read  squares of a   a column, then a   on one small   are on their way
+//                neighbours      and b shared   square of sums     rectangle      meanwhile
 //
 // All kernels have the same arguments; a rung is a kernel and the size of its tile.
 

@@ -7,9 +7,10 @@
 //   ┌───┐  └───┴───┘          ▼   │ from L2.
 //   │ S │                     └───┘
 //
-// On the rung before, ncu shows the L1 cache as the limit and "Stall Long Scoreboard" as the reason
-// why warps wait: for global memory. The price: two barriers per square, one before it is read (all
-// of it is there) and one before it is overwritten (nobody needs it any more).
+// On the rung before, ncu still shows "Stall LG Throttle" first, though lower: two loads for every
+// multiplication are more than the unit for global memory can take, even if the cache has the data.
+// The price of shared memory: two barriers per square, one before it is read (all of it is there)
+// and one before it is overwritten (nobody needs it any more).
 //
 // Rows and columns outside of the matrices are filled with zeros, which add nothing.
 

@@ -1,15 +1,14 @@
 // Rung 5, coarse in two dimensions: a thread computes a square of 8 x 8.
 //
-//                 bs[i]  ■ ■ ■ ■ ■ ■ ■ ■      In each step it reads 8 + 8 numbers from shared
-//                 memory
-//     as[.][i]  ■        ┌─────────────┐      and makes 64 products of them: 4 for each number
-//     read,
-//               ■        │  64 sums,   │      where the rung before made less than one. 64 sums are
-//               ⋮        │ in registers│      64 registers; what a thread gains here it pays for in
-//               ■        └─────────────┘      fewer threads at once.
+//               bs[i]  ■ ■ ■ ■ ■ ■ ■ ■     In each step it reads 8 + 8 numbers from shared memory
+//   as[.][i]  ■        ┌─────────────┐     and makes 64 products of them: 4 for each number read,
+//             ■        │  64 sums,   │     where the rung before made less than one. 64 sums are
+//             ⋮        │ in registers│     64 registers; what a thread gains here it pays for in
+//             ■        └─────────────┘     fewer threads at once.
 //
-// On the rung before, ncu still shows MIO Throttle first, but lower, and the fp32 pipe ("FMA" in
-// Compute Workload Analysis) less than half busy.
+// On the rung before, ncu shows a twelfth of the MIO Throttle, but now "Stall Short Scoreboard":
+// each multiplication waits for what it reads from shared memory, and the fp32 pipe ("FMA" in
+// Compute Workload Analysis) is busy a quarter of the time.
 
 #include "08_kernels/sgemm.h"
 

