@@ -1,4 +1,4 @@
-// Rung 6, clusters of two with multicast, and everything that a training step asks of a matmul.
+// Rung 6, clusters of two with multicast.
 //
 // On the rung before, the profiler showed the L2 cache as the busiest part after the tensor cores:
 // each block reads 48 KB for each step. Two blocks whose tiles lie above each other need the same
@@ -12,15 +12,13 @@
 // A stage is empty when the consumers of both blocks are done with it, and full when both halves
 // have come. A block may not end while the other still writes to its memory.
 //
-// Three more things make this rung the one that the model runs:
-//   - a and b may each be transposed or not: wgmma reads a tile either way, only the boxes differ.
-//   - beta = 1 into fp32, for gradients that add up: the copy engine adds in the L2 cache instead
-//   of
-//     storing. Each element is added to once, so the result does not depend on any order.
-//   - a product is waited for only when the next one has been started.
+// From here on a and b may each be transposed or not: wgmma reads a tile either way, only the boxes
+// differ. And beta may be 1 into fp32, for gradients that add up: the copy engine adds in the L2
+// cache instead of storing. Each element is added to once, so the result depends on no order.
 
 #include <algorithm>
 
+#include "08_kernels/bf16_ladder.h"
 #include "08_kernels/hopper_tile.h"
 #include "common/kernels_cuda.h"
 
@@ -28,13 +26,12 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kCluster = 2;
+constexpr int kCluster = 2, kStages = 4, kBuffers = 2, kGroup = 8;
 
-template <int Stages, int Buffers>
 struct Shared {
-  Stage stages[Stages];
-  alignas(1024) char panels[4 * kConsumers][Buffers * kPanelBytes];
-  uint64_t full[Stages], empty[Stages];
+  Stage stages[kStages];
+  alignas(1024) char panels[4 * kConsumers][kBuffers * kPanelBytes];
+  uint64_t full[kStages], empty[kStages];
 };
 
 // One stage: this block's a and its half of b. outer: the first row of a, the first column of b.
@@ -59,16 +56,16 @@ __device__ void load_stage(Stage& stage, uint64_t* full, const CUtensorMap& a, c
   }
 }
 
-template <bool TA, bool TB, class Out, int Stages, int Buffers, int Ahead>
+template <bool TA, bool TB, class Out>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     cluster_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                    const __grid_constant__ CUtensorMap c, TileOrder order, int k, bool add) {
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<Shared<Stages, Buffers>*>(memory);
+  Shared& s = *reinterpret_cast<Shared*>(memory);
   const int warpgroup = threadIdx.x / 128, rank = hopper::cluster_rank();
   const int first = blockIdx.x / kCluster, step = gridDim.x / kCluster;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Stages; ++i) {
+    for (int i = 0; i < kStages; ++i) {
       hopper::init(&s.full[i], 1);
       hopper::init(&s.empty[i], kCluster * kConsumers * 4);
     }
@@ -76,7 +73,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   }
   hopper::cluster_barrier();
 
-  hopper::Place<Stages> place;
+  hopper::Place<kStages> place;
   int row, column;
   if (warpgroup == 0) {
     hopper::give_registers<40>();
@@ -93,68 +90,50 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   } else {
     hopper::take_registers<232>();
     const int consumer = warpgroup - 1, warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32;
-    auto release = [&](int stage) {  // in both blocks
-      if (lane < kCluster) hopper::arrive_at(&s.empty[stage], lane);
-    };
     float sum[128];
     for (int tile = first; tile < order.count(); tile += step) {
       order.find(tile, &row, &column);
-      int before = -1;
       for (int at = 0; at < k; at += kTileK, place.advance()) {
         Stage& stage = s.stages[place.stage];
         hopper::wait(&s.full[place.stage], place.parity);
         multiply<TA, !TB>(sum, stage.a + consumer * kBox, stage.b, at > 0);
-        hopper::wait_products<Ahead>();
-        if (Ahead == 0) release(place.stage);
-        if (Ahead == 1 && before >= 0) release(before);
-        before = place.stage;
+        hopper::finish_products(sum);
+        if (lane < kCluster) hopper::arrive_at(&s.empty[place.stage], lane);  // in both blocks
       }
-      hopper::finish_products(sum);
-      if (Ahead == 1) release(before);
-      store_panels<Out, Buffers>(c, (row * kCluster + rank) * kTileM + warp * 16, column * kTileN,
-                                 sum, s.panels[warp], add);
+      store_panels<Out, kBuffers>(c, (row * kCluster + rank) * kTileM + warp * 16, column * kTileN,
+                                  sum, s.panels[warp], add);
     }
     hopper::wait_stores<0>();
   }
   hopper::cluster_barrier();
 }
 
-template <bool TA, bool TB, class Out, int Stages, int Buffers, int Ahead>
-void launch_as(const Matmul& p, cudaStream_t stream, int group, int blocks) {
-  auto kernel = cluster_kernel<TA, TB, Out, Stages, Buffers, Ahead>;
-  constexpr size_t shared = sizeof(Shared<Stages, Buffers>);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  CUtensorMap a = operand_map(p.a, p.m, p.k, !TA, kTileM);
-  CUtensorMap b = operand_map(p.b, p.n, p.k, TB, kTileN / kCluster);
+template <bool TA, bool TB, class Out>
+void launch_as(const Matmul& p, cudaStream_t stream) {
+  auto kernel = cluster_kernel<TA, TB, Out>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  CUtensorMap a = operand_map(p.a, p.m, p.k, !TA, TA ? kTileK : kTileM);
+  CUtensorMap b = operand_map(p.b, p.n, p.k, TB, TB ? kTileN / kCluster : kTileK);
   CUtensorMap c = hopper::tensor_map(p.c, p.out, p.m, p.n, 16);
-  TileOrder order{int(tiles(p.m, kCluster * kTileM)), int(tiles(p.n, kTileN)), group};
-  int clusters = std::min(blocks / kCluster, order.count());
-  kernel<<<clusters * kCluster, kThreads, shared, stream>>>(a, b, c, order, int(p.k), p.beta == 1);
+  TileOrder order{int(tiles(p.m, kCluster * kTileM)), int(tiles(p.n, kTileN)), kGroup};
+  int clusters = std::min(multiprocessors() / kCluster, order.count());
+  kernel<<<clusters * kCluster, kThreads, sizeof(Shared), stream>>>(a, b, c, order, int(p.k),
+                                                                    p.beta == 1);
   check(cudaGetLastError());
 }
 
-template <int Stages, int Buffers, int Ahead>
-void launch_tuned(const Matmul& p, cudaStream_t stream, int group, int blocks) {
+void launch(const Matmul& p, cudaStream_t stream) {
   cuda::branch(p.ta == Op::T, [&](auto ta) {
     cuda::branch(p.tb == Op::T, [&](auto tb) {
-      cuda::for_type(p.out, [&](auto out) {
-        launch_as<ta(), tb(), decltype(out), Stages, Buffers, Ahead>(p, stream, group, blocks);
-      });
+      cuda::for_type(p.out, [&](auto out) { launch_as<ta(), tb(), decltype(out)>(p, stream); });
     });
   });
-}
-
-bool takes(const Matmul& p) {
-  return hopper::present() && fits_tma(p) && (p.beta == 0 || (p.beta == 1 && p.out == DType::F32));
 }
 
 }  // namespace
 
 MatmulRung hopper_cluster() {
-  return {"clusters, multicast", "two blocks share what both need", takes,
-          [](const Matmul& p, cudaStream_t stream) {
-            launch_tuned<4, 2, 1>(p, stream, 8, multiprocessors());
-          }};
+  return {"clusters, multicast", "two blocks share what both need", fits_hopper, launch};
 }
 
 }  // namespace lockstep::ladder

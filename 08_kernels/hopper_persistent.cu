@@ -15,6 +15,7 @@
 
 #include <algorithm>
 
+#include "08_kernels/bf16_ladder.h"
 #include "08_kernels/hopper_tile.h"
 
 namespace lockstep::ladder {

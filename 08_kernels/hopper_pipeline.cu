@@ -8,6 +8,7 @@
 // spill otherwise. On the rung before, the profiler showed the tensor cores idle more than half of
 // the time, with every warp waiting for `full`.
 
+#include "08_kernels/bf16_ladder.h"
 #include "08_kernels/hopper_tile.h"
 
 namespace lockstep::ladder {

@@ -29,24 +29,28 @@ struct Stage {
   alignas(1024) bf16 b[kTileN * kTileK];
 };
 
-// The product of one stage, a whole group: 64 rows of a, beginning at `a`.
-template <bool TransposedA, bool TransposedB>
-__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
+// The product of one stage: 64 rows of a, beginning at `a`.
+template <bool TransposedA, bool TransposedB, int Sums>
+__device__ void multiply_stage(float (&sum)[Sums], const bf16* a, const bf16* b, bool add) {
   constexpr int next = kBox * int(sizeof(bf16));
-  hopper::begin_products();
 #pragma unroll
   for (int k = 0; k < kTileK; k += 16)
     hopper::multiply_16_deep<TransposedA, TransposedB>(
         sum, hopper::tile_at(a + (TransposedA ? k * 64 : k), next),
         hopper::tile_at(b + (TransposedB ? k * 64 : k), next), add || k > 0);
+}
+template <bool TransposedA, bool TransposedB>  // the same as a whole group
+__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
+  hopper::begin_products();
+  multiply_stage<TransposedA, TransposedB>(sum, a, b, add);
   hopper::commit_products();
 }
 
-// A map of op(a) or op(b)^T, [outer, k], whose boxes are 64 wide in memory.
+// A map of op(a) or op(b)^T, [outer, k], as it lies in memory; boxes are 64 elements wide.
 inline CUtensorMap operand_map(const void* matrix, int64_t outer, int64_t k, bool k_along_rows,
-                               int box_outer) {
-  return k_along_rows ? hopper::tensor_map(matrix, DType::BF16, outer, k, box_outer)
-                      : hopper::tensor_map(matrix, DType::BF16, k, outer, kTileK);
+                               int box_rows) {
+  return hopper::tensor_map(matrix, DType::BF16, k_along_rows ? outer : k, k_along_rows ? k : outer,
+                            box_rows);
 }
 
 inline bool fits_tma(const Matmul& p) {
@@ -55,7 +59,10 @@ inline bool fits_tma(const Matmul& p) {
          hopper::fits_tma(p.b, p.in, tb ? p.n : p.k, tb ? p.k : p.n) &&
          hopper::fits_tma(p.c, p.out, p.m, p.n);
 }
-// What the rungs below the last one take: k along the rows of both, bf16 into bf16.
+inline bool fits_hopper(const Matmul& p) {
+  return hopper::present() && fits_tma(p) && (p.beta == 0 || (p.beta == 1 && p.out == DType::F32));
+}
+// What the rungs below those take: k along the rows of both, bf16 into bf16.
 inline bool plain_for_hopper(const Matmul& p) {
   return hopper::present() && fits_tma(p) && p.ta == Op::N && p.tb == Op::T && p.beta == 0 &&
          p.out == DType::BF16;
@@ -115,14 +122,15 @@ __device__ inline void lay_panel(float*, char* panel, const float* sum) {
   }
 }
 
-// The 16 x 256 sums of a warp go to [row, column] of c. buffers: this warp's own.
-template <class Out, int Buffers>
-__device__ void store_panels(const CUtensorMap& c, int row, int column, const float (&sum)[128],
+// The 16 rows of a warp, two columns for each sum, go to [row, column] of c. buffers: this warp's
+// own.
+template <class Out, int Buffers, int Sums>
+__device__ void store_panels(const CUtensorMap& c, int row, int column, const float (&sum)[Sums],
                              char* buffers, bool add) {
   constexpr int width = 128 / int(sizeof(Out));
   bool first_lane = threadIdx.x % 32 == 0;
 #pragma unroll
-  for (int i = 0; i < kTileN / width; ++i) {
+  for (int i = 0; i < 2 * Sums / width; ++i) {
     char* panel = buffers + i % Buffers * kPanelBytes;
     if (first_lane) hopper::wait_stores<Buffers - 1>();  // whatever last used this buffer is gone
     __syncwarp();

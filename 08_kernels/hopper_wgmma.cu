@@ -9,6 +9,7 @@
 // The waiting is what the next rung removes: at any time either the copy engine or the tensor cores
 // stand still.
 
+#include "08_kernels/bf16_ladder.h"
 #include "08_kernels/hopper_tile.h"
 
 namespace lockstep::ladder {
