@@ -5,6 +5,7 @@
 
 #include "08_kernels/bf16_ladder.h"
 #include "08_kernels/use_matmul.h"
+#include "common/device.h"
 #include "common/device_cuda.h"
 #include "common/flops.h"
 
@@ -88,7 +89,7 @@ TEST_F(MatmulLadder, Pitfall105_TimesGrowWithTheWorkAndNoneIsAboveThePeak) {
   for (const MatmulRung& rung : bf16_ladder()) {
     if (!rung.takes(small.problem())) continue;
     auto run = [&](const RandomMatmul& m) {
-      return Run{"", "", [&](cudaStream_t stream) { rung.launch(m.problem(), stream); }};
+      return ladder::Run{"", "", [&](cudaStream_t stream) { rung.launch(m.problem(), stream); }};
     };
     std::vector<double> seconds = time_in_turns({run(small), run(large)}, 9);
     EXPECT_GT(seconds[1] / seconds[0], 8 * 0.7) << rung.name;
