@@ -13,7 +13,9 @@ MatmulRung hopper_persistent();  // hopper_persistent.cu
 MatmulRung hopper_cluster();     // hopper_cluster.cu
 MatmulRung hopper_pingpong();    // hopper_pingpong.cu
 
-// The last rung as it is used: clusters where they fit, mma.sync elsewhere. Takes everything.
+// The ladder as it is used: clusters where they fit, mma.sync elsewhere. Takes everything.
 MatmulRung best_matmul();
+// Is that at least as fast as the library, as far as measurements go (README.md)?
+bool worth_it(const Matmul& p);
 
 }  // namespace lockstep::ladder

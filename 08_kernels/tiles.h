@@ -2,6 +2,7 @@
 // How a matmul's result is cut into tiles, and which tile comes when.
 
 #include "common/device_cuda.h"
+#include "common/dtype.h"
 
 namespace lockstep::ladder {
 
@@ -17,10 +18,10 @@ inline int64_t tiles(int64_t size, int64_t tile) { return (size + tile - 1) / ti
 //
 struct TileOrder {
   int rows, columns, group;
-  __host__ __device__ int count() const { return rows * columns; }
-  __device__ void find(int tile, int* row, int* column) const {
+  LOCKSTEP_BOTH int count() const { return rows * columns; }
+  LOCKSTEP_BOTH void find(int tile, int* row, int* column) const {
     int first = tile / (group * columns) * group, within = tile % (group * columns);
-    int height = min(group, rows - first);
+    int height = rows - first < group ? rows - first : group;
     *row = first + within % height;
     *column = within / height;
   }
