@@ -118,6 +118,25 @@ class GpuLadder : public testing::Test {
     on(t).fill(t, NAN);
     return t;
   }
+  // How many kernels a call launches: it is captured into a graph instead of run.
+  static int launches(const std::function<void()>& call) {
+    check(cudaStreamBeginCapture(device::stream(), cudaStreamCaptureModeGlobal));
+    call();
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(device::stream(), &graph));
+    size_t count = 0;
+    check(cudaGraphGetNodes(graph, nullptr, &count));
+    std::vector<cudaGraphNode_t> nodes(count);
+    check(cudaGraphGetNodes(graph, nodes.data(), &count));
+    int kernels = 0;
+    for (cudaGraphNode_t node : nodes) {
+      cudaGraphNodeType type;
+      check(cudaGraphNodeGetType(node, &type));
+      kernels += type == cudaGraphNodeTypeKernel;
+    }
+    check(cudaGraphDestroy(graph));
+    return kernels;
+  }
   // Median time of each, taken in turns.
   static std::vector<double> seconds(const std::vector<std::function<void()>>& calls) {
     std::vector<ladder::Run> runs;
@@ -178,10 +197,12 @@ TEST_F(GpuLadder, K2_EluFusedAndSeparateAreEqualAndFusedIsFaster) {
   auto times =
       seconds({[&] { basics::elu_separate(separate, x); }, [&] { basics::elu_fused(fused, x); }});
   EXPECT_GT(times[0], 2 * times[1]);  // 7 tensors moved, and 2
+  EXPECT_EQ(launches([&] { basics::elu_separate(separate, x); }), 3);
+  EXPECT_EQ(launches([&] { basics::elu_fused(fused, x); }), 1);
 }
 
 // Each rung's lesson, in time: at least a part of what the text promises.
-TEST_F(GpuLadder, K3K4K5_EachLessonOfTheLadderShows) {
+TEST_F(GpuLadder, K3_K4_K5_EachLessonOfTheLadderShows) {
   ladder::RandomMatmul matmul({2048, 2048, 2048, Op::N, Op::N, DType::F32, DType::F32});
   std::vector<std::function<void()>> calls;
   for (const auto& rung : ladder::fp32_ladder())
@@ -228,7 +249,15 @@ TEST_F(GpuLadder, K7_LayerNormFusedAndSeparateAreEqualAndFusedIsFaster) {
     auto times = seconds({[&] { basics::layer_norm_separate(separate, x, gain, bias); },
                           [&] { basics::layer_norm_fused(fused, x, gain, bias); }});
     EXPECT_GT(times[0], 2 * times[1]);  // 10 tensors moved, and 2
+    EXPECT_EQ(launches([&] { basics::layer_norm_separate(separate, x, gain, bias); }), 6);
+    EXPECT_EQ(launches([&] { basics::layer_norm_fused(fused, x, gain, bias); }), 1);
   }
+}
+
+TEST_F(GpuLadder, SquaresOfHundredsOfGradientsAreAFewLaunches) {
+  std::vector<Tensor> gradients(272, normal({1000}));
+  Tensor sums = Tensor::empty({272}, DType::F64, Device::CUDA);
+  EXPECT_EQ(launches([&] { on(sums).sum_squares(sums, gradients); }), 6);  // 2 for each 128
 }
 
 // 10,000 x 10,000 as in the source. A launch returns long before the kernel has run.
