@@ -102,8 +102,9 @@ struct Kernels {
   void (*fill)(const Tensor& t, double value);
   void (*fill_normal)(const Tensor& t, float std, RandomStream, IndexMap, int64_t first);
 
-  // sum [1] F64 = sum of squares of x.
-  void (*sum_squares)(const Tensor& sum, const Tensor& x);
+  // sums [n] F64: of each of n tensors the sum of its squares, 0 for an undefined one. All at once,
+  // because a model has hundreds of gradients, most of them smaller than what a launch costs.
+  void (*sum_squares)(const Tensor& sums, const std::vector<Tensor>& all);
   // state: one StepState as U8. begin_step: a new step with valid [1] I64 targets; its loss is 0 so
   // far, and scale [1] = 1 / valid (0 if there are none).
   void (*begin_step)(const Tensor& state, const Tensor& scale, const Tensor& valid);

@@ -193,16 +193,23 @@ static StepState& state_of(const Tensor& state) {
   return *reinterpret_cast<StepState*>(state.raw());
 }
 
-static void sum_squares(const Tensor& sum, const Tensor& x) {
-  with_type(x.dtype(), [&](auto zero) {
+static double sum_of_squares(const Tensor& x) {
+  return with_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const T* in = x.data<T>();
-    sum.data<double>()[0] = sum_in_order(x.size(), [&](int64_t first, int64_t last) {
+    return sum_in_order(x.size(), [&](int64_t first, int64_t last) {
       double part = 0;
       for (int64_t i = first; i < last; ++i) part += double(in[i]) * double(in[i]);
       return part;
     });
   });
+}
+
+static void sum_squares(const Tensor& sums, const std::vector<Tensor>& all) {
+  require(sums.size() == int64_t(all.size()), "the squares of ", all.size(),
+          " tensors have no room", " in ", sums.size(), " sums");
+  for (size_t i = 0; i < all.size(); ++i)
+    sums.data<double>()[i] = all[i].defined() ? sum_of_squares(all[i]) : 0;
 }
 
 static void begin_step(const Tensor& state, const Tensor& scale, const Tensor& valid) {

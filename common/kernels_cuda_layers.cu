@@ -147,6 +147,7 @@ __global__ void rope_kernel(T* out, const T* qkv, const int32_t* positions, cons
   __syncthreads();
   int packs = (half + N - 1) / N;  // of each half of a head
   int64_t row = int64_t(blockIdx.x) * heads * 2 * half;
+#pragma unroll 2
   for (int p = threadIdx.x; p < packs * heads; p += blockDim.x) {
     int head = p / packs, i = p % packs * N;
     int64_t left = half - i, first = row + int64_t(head) * 2 * half + i, second = first + half;
@@ -175,9 +176,11 @@ static void rope(const Tensor& out, const Tensor& qkv, const Tensor& positions,
     using T = decltype(zero);
     int64_t packs = ceil_div(half, kPack<T>) * heads;
     branch(is_even(kPack<T>, half, out, qkv), [&](auto even) {
-      launch(rope_kernel<T, even()>, {rows, 1, round_to_warps(std::min<int64_t>(packs, 256))},
-             as<T>(out), as<T>(qkv), as<int32_t>(positions), as<float>(inv_freq), int(half),
-             int(s.heads + s.kv_heads), int(heads), inverse ? -1.0f : 1.0f);
+      // No more threads than share the packs evenly: an idle half of a block keeps others out.
+      int threads = round_to_warps(ceil_div(packs, ceil_div(packs, 192)));
+      launch(rope_kernel<T, even()>, {rows, 1, threads}, as<T>(out), as<T>(qkv),
+             as<int32_t>(positions), as<float>(inv_freq), int(half), int(s.heads + s.kv_heads),
+             int(heads), inverse ? -1.0f : 1.0f);
     });
   });
 }
@@ -185,7 +188,7 @@ static void rope(const Tensor& out, const Tensor& qkv, const Tensor& positions,
 // ---- SwiGLU ----
 
 // The quick exponential and division are exact to about 1e-6, and right at both ends: 1 / inf = 0.
-__device__ static float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+__device__ static float sigmoid(float x) { return __fdividef(1, 1 + quick_exp(-x)); }
 
 template <class T, bool Even>
 __global__ void swiglu_kernel(T* out, const T* gate_up, int64_t width) {

@@ -11,11 +11,10 @@ template <class T, bool Even>
 __device__ LogSumExp log_sum_exp(const T* row, int64_t vocab) {
   constexpr int N = kPack<T>;
   LogSumExp total;
-#pragma unroll 2
   for (int64_t j = int64_t(threadIdx.x) * N; j < vocab; j += int64_t(blockDim.x) * N) {
     Pack<T, N> x = load<Even, N>(row + j, vocab - j);
     float v[N];
-    for (int k = 0; k < N; ++k) v[k] = j + k < vocab ? float(x.at[k]) : -INFINITY;
+    for (int k = 0; k < N; ++k) v[k] = Even || j + k < vocab ? float(x.at[k]) : -INFINITY;
     total.add(v);
   }
   total.join_block();
@@ -79,7 +78,7 @@ __global__ void cross_entropy_backward_kernel(T* d_logits, const float* d_loss, 
     float weight = d_loss[0] * scale[0], l = lse[t];
     x = load<Even, N>(logits + t * vocab + j, vocab - j);
     for (int k = 0; k < N; ++k) {
-      float softmax = __expf(float(x.at[k]) - l);
+      float softmax = quick_exp(float(x.at[k]) - l);
       x.at[k] = rounded<T>(weight * (softmax - (first + j + k == target ? 1.0f : 0.0f)));
     }
   }

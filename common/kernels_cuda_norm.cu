@@ -58,13 +58,16 @@ __global__ void __launch_bounds__(kRowThreads)
                             const T* gain, int64_t width) {
   constexpr int N = kPack<T>;
   int64_t row = blockIdx.x * width;
-  Pack<T, N> d[Packs], in[Packs];
+  constexpr bool kAll = Packs < kRowPacks;  // do the registers hold all three tensors' row?
+  Pack<T, N> d[Packs], in[Packs], through[Packs]{};
+  float r = rstd[blockIdx.x];
 #pragma unroll
-  for (int i = 0; i < Packs; ++i) {
+  for (int i = 0; i < Packs; ++i) {  // all loads before the first use
     int64_t j = row_column<N>(i);
     if (j >= width) continue;
     d[i] = load<Even, N>(dy + row + j, width - j);
     in[i] = load<Even, N>(x + row + j, width - j);
+    if (kAll && d_sum) through[i] = load<Even, N>(d_sum + row + j, width - j);
   }
   float dot = 0;
 #pragma unroll
@@ -74,32 +77,34 @@ __global__ void __launch_bounds__(kRowThreads)
     Pack<T, N> g = load<Even, N>(gain + j, width - j);
     for (int k = 0; k < N; ++k) dot += float(d[i].at[k]) * float(g.at[k]) * float(in[i].at[k]);
   }
-  float r = rstd[blockIdx.x];
   float mean = block_sum(dot) * r / float(width);
 #pragma unroll
   for (int i = 0; i < Packs; ++i) {
     int64_t j = row_column<N>(i);
     if (j >= width) continue;
-    Pack<T, N> g = load<Even, N>(gain + j, width - j), through{};
-    if (d_sum) through = load<Even, N>(d_sum + row + j, width - j);
+    Pack<T, N> g = load<Even, N>(gain + j, width - j), add = through[i];
+    if (!kAll && d_sum) add = load<Even, N>(d_sum + row + j, width - j);
     for (int k = 0; k < N; ++k) {
       float value = r * (float(d[i].at[k]) * float(g.at[k]) - float(in[i].at[k]) * r * mean);
-      g.at[k] = rounded<T>(value + float(through.at[k]));
+      g.at[k] = rounded<T>(value + float(add.at[k]));
     }
     store<Even>(dx + row + j, width - j, g);
   }
 }
 
-// Calls f(packs per thread, threads per block) with the fewest packs that hold a row.
+// Calls f(packs per thread, threads per block) with the fewest packs, from `fewest` on, that hold a
+// row. Every pack is a load under way: one where there are two or three tensors to load, two where
+// there is only x.
 template <class T, class F>
-static void with_row_plan(int64_t width, F&& f) {
+static void with_row_plan(int64_t width, int fewest, F&& f) {
   int64_t packs = ceil_div(width, kPack<T>);
   require(width > 0 && packs <= kRowThreads * kRowPacks, "RMSNorm of rows of ", width,
           " elements; 1 to ", kRowThreads * kRowPacks * kPack<T>, " fit into registers");
   auto with = [&](auto per_thread) {
     f(per_thread, round_to_warps(ceil_div(packs, per_thread())));
   };
-  if (packs <= kRowThreads) return with(std::integral_constant<int, 1>{});
+  if (packs <= kRowThreads && fewest == 1) return with(std::integral_constant<int, 1>{});
+  if (packs <= kRowThreads * 2) return with(std::integral_constant<int, 2>{});
   if (packs <= kRowThreads * 4) return with(std::integral_constant<int, 4>{});
   with(std::integral_constant<int, kRowPacks>{});
 }
@@ -118,7 +123,7 @@ static void rmsnorm(const Tensor& y, const Tensor& rstd, const Tensor& x, const 
   for_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     branch(is_even(kPack<T>, width, y, x, delta, sum, gain), [&](auto even) {
-      with_row_plan<T>(width, [&](auto packs, int threads) {
+      with_row_plan<T>(width, delta.defined() ? 1 : 2, [&](auto packs, int threads) {
         launch(rmsnorm_kernel<T, even(), packs()>, {rows, 1, threads}, as<T>(y), as<float>(rstd),
                as<T>(x), as<T>(delta), as<T>(sum), as<T>(gain), eps, width);
       });
@@ -138,7 +143,7 @@ static void rmsnorm_backward(const Tensor& dx, const Tensor& dy, const Tensor& d
   for_type(x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     branch(is_even(kPack<T>, width, dx, dy, d_sum, x, gain), [&](auto even) {
-      with_row_plan<T>(width, [&](auto packs, int threads) {
+      with_row_plan<T>(width, 1, [&](auto packs, int threads) {
         launch(rmsnorm_backward_kernel<T, even(), packs()>, {rows, 1, threads}, as<T>(dx),
                as<T>(dy), as<T>(d_sum), as<T>(x), as<float>(rstd), as<T>(gain), width);
       });

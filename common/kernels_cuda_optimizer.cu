@@ -5,19 +5,47 @@
 
 namespace lockstep::cuda {
 
+// ---- The norm of all gradients ----
+//
+//     tensors     0 ├──────────────────┤   1 ├──┤   2 ├────────┤
+//     blocks          0     1     2           3         4    5       first_block = 0 3 4 6
+//     partial         ■     ■     ■           ■         ■    ■
+//     sums                  ■                 ■            ■         a block for each tensor
+//
+// One launch for many tensors: which ones, it is told in its arguments, of which 4 KB fit.
+
+struct Pieces {
+  static constexpr int kMost = 128, kThreads = 256;
+  static constexpr int64_t kBlock = 16384;  // elements
+  const void* at[kMost];
+  int64_t size[kMost];
+  int first_block[kMost + 1];
+  int count = 0;
+};
+
 // Squares in fp64: a gradient that is finite in bf16 has a square that overflows fp32, and the sum
 // over all parameters should not depend on how they are cut into tensors.
 template <class T, bool Even>
-__global__ void partial_squares_kernel(double* partial, const T* x, int64_t n) {
+__device__ static double squares_of(const T* x, int64_t n) {
   constexpr int N = kPack<T>;
-  int64_t stride = int64_t(gridDim.x) * blockDim.x * N;
   double sum = 0;
 #pragma unroll 4
-  for (int64_t i = flat_index() * N; i < n; i += stride) {
+  for (int64_t i = int64_t(threadIdx.x) * N; i < n; i += Pieces::kThreads * N) {
     Pack<T, N> pack = load<Even, N>(x + i, n - i);
     for (int k = 0; k < N; ++k) sum += double(float(pack.at[k])) * double(float(pack.at[k]));
   }
-  sum = block_sum(sum);
+  return sum;
+}
+
+template <class T>
+__global__ void partial_squares_kernel(double* partial, const __grid_constant__ Pieces pieces) {
+  int t = 0;
+  while (int(blockIdx.x) >= pieces.first_block[t + 1]) ++t;
+  int64_t first = (int64_t(blockIdx.x) - pieces.first_block[t]) * Pieces::kBlock;
+  const T* x = static_cast<const T*>(pieces.at[t]) + first;
+  int64_t n = min(pieces.size[t] - first, Pieces::kBlock);
+  bool even = n % kPack<T> == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  double sum = block_sum(even ? squares_of<T, true>(x, n) : squares_of<T, false>(x, n));
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -27,26 +55,45 @@ __device__ static double total(const double* parts, int64_t n) {
   return block_sum(sum);
 }
 
-__global__ void total_kernel(double* sum, const double* parts, int64_t n) {
-  double all = total(parts, n);
-  if (threadIdx.x == 0) sum[0] = all;
+__global__ void total_squares_kernel(double* sums, const double* partial,
+                                     const __grid_constant__ Pieces pieces) {
+  int first = pieces.first_block[blockIdx.x], behind = pieces.first_block[blockIdx.x + 1];
+  double all = total(partial + first, behind - first);
+  if (threadIdx.x == 0) sums[blockIdx.x] = all;
 }
 
-static void sum_squares(const Tensor& sum, const Tensor& x) {
-  int64_t n = x.size();
-  expect("sum", sum, 1, DType::F64);
-  expect("x", x, n, x.dtype());
-  for_type(x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    Grid grid = flat_grid(n, kPack<T>);
-    grid.x = std::min<int64_t>(grid.x, 1024);  // the same on every GPU, and so is the sum
-    Tensor partial = Tensor::empty({grid.x}, DType::F64, Device::CUDA, Category::Buffers);
-    branch(is_even(kPack<T>, n, x), [&](auto even) {
-      launch(partial_squares_kernel<T, even()>, grid, as<double>(partial), as<T>(x), n);
-    });
-    launch(total_kernel, {1, 1, 256}, as<double>(sum), as<double>(partial), grid.x);
-  });
+// From tensor `first` on, as many as one launch takes; returns how many.
+template <class T>
+static int64_t sum_some_squares(const Tensor& sums, const std::vector<Tensor>& all, int64_t first) {
+  Pieces pieces;
+  pieces.first_block[0] = 0;
+  for (size_t i = size_t(first); i < all.size() && pieces.count < Pieces::kMost; ++i) {
+    int64_t n = all[i].defined() ? all[i].size() : 0;
+    if (n > 0 && all[i].dtype() != dtype_of<T>) break;
+    if (n > 0) expect("a gradient", all[i], n, dtype_of<T>);
+    int t = pieces.count++;
+    pieces.at[t] = n > 0 ? all[i].raw() : nullptr;
+    pieces.size[t] = n;
+    pieces.first_block[t + 1] = pieces.first_block[t] + int(ceil_div(n, Pieces::kBlock));
+  }
+  int64_t blocks = pieces.first_block[pieces.count];
+  Tensor partial = Tensor::empty({blocks}, DType::F64, Device::CUDA, Category::Buffers);
+  launch(partial_squares_kernel<T>, {blocks, 1, Pieces::kThreads}, as<double>(partial), pieces);
+  launch(total_squares_kernel, {pieces.count, 1, 256}, as<double>(sums) + first,
+         as<double>(partial), pieces);
+  return pieces.count;
 }
+
+static void sum_squares(const Tensor& sums, const std::vector<Tensor>& all) {
+  expect("sums", sums, int64_t(all.size()), DType::F64);
+  for (int64_t done = 0; done < int64_t(all.size());) {
+    const Tensor& next = all[size_t(done)];
+    for_type(next.defined() ? next.dtype() : DType::F32,
+             [&](auto zero) { done += sum_some_squares<decltype(zero)>(sums, all, done); });
+  }
+}
+
+// ---- The step ----
 
 static StepState* state_of(const Tensor& state) {
   expect("the state of a step", state, sizeof(StepState), DType::U8);
@@ -105,12 +152,13 @@ template <class V, class G, bool Even>
 __global__ void adamw_kernel(V* value, float* master, float* m, float* v, const G* grad,
                              const StepState* state, UpdateRule rule, float decay, int64_t n) {
   constexpr int N = 4;
-  const StepState s = *state;
   int64_t i = flat_index() * N, left = n - i;
-  if (s.skip || i >= n) return;
+  if (i >= n) return;
   Pack<G, N> g = load<Even, N>(grad + i, left);
   Pack<float, N> w = load<Even, N>(master + i, left);
   Pack<float, N> first = load<Even, N>(m + i, left), second = load<Even, N>(v + i, left);
+  const StepState s = *state;  // on its way together with the others
+  if (s.skip) return;
   for (int k = 0; k < N; ++k)
     adamw_element<float>(w.at[k], first.at[k], second.at[k], float(g.at[k]), decay, s, rule);
   store<Even>(master + i, left, w);

@@ -27,8 +27,9 @@ void AdamW::add_loss(const Tensor& loss) { on(state_).add_loss(state_, loss); }
 
 void AdamW::step(const std::function<void(size_t)>& updated) {
   Kernels& k = on(state_);
-  for (size_t i = 0; i < owned_.size(); ++i)
-    if (owned_[i].counted) k.sum_squares(squares_.flat(int64_t(i), 1), owned_[i].grad);
+  std::vector<Tensor> counted;
+  for (const Owned& o : owned_) counted.push_back(o.counted ? o.grad : Tensor());
+  k.sum_squares(squares_, counted);
   k.local_sums(sums_, state_, squares_);
   if (world_) world_->all_reduce(sums_).wait();
   k.begin_update(state_, sums_, rule_);

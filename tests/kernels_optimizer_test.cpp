@@ -10,17 +10,28 @@ namespace {
 class OptimizerKernels : public KernelTest {};
 INSTANTIATE_TEST_SUITE_P(Devices, OptimizerKernels, testing::ValuesIn(all_cases()), name_of_case);
 
-TEST_P(OptimizerKernels, SumOfSquares) {
-  Tensor sum = output({1}, DType::F64);
-  for (int64_t n : {0, 1, 3, 256, 4097, 300000}) {
-    Tensor x = random({n});
-    double expected = 0;
-    for (double v : read(x)) expected += v * v;
-    run().sum_squares(sum, x);
-    expect_close(sum, {expected}, 1e-12);
-  }
-  run().sum_squares(sum, with({2}, {0x1p100, 0x1p100}));  // its square is beyond fp32
-  expect_close(sum, {0x1p201}, 1e-12);
+TEST_P(OptimizerKernels, SumOfSquaresOfEach) {
+  std::vector<Tensor> all;
+  Doubles expected;
+  auto add = [&](const Tensor& x) {
+    all.push_back(x);
+    expected.push_back(0);
+    if (x.defined())
+      for (double v : read(x)) expected.back() += v * v;
+  };
+  for (int64_t n : {0, 1, 3, 256, 4097, 16384, 16385, 300000}) add(random({n}));
+  add(Tensor());
+  add(random({33}, sums()));                           // types may differ
+  for (int64_t n = 0; n < 150; ++n) add(random({n}));  // more than one launch takes
+  Tensor each = output({int64_t(all.size())}, DType::F64);
+  run().sum_squares(each, all);
+  Doubles got = read(each);
+  for (size_t i = 0; i < all.size(); ++i)
+    EXPECT_NEAR(got[i], expected[i], 1e-12 * expected[i]) << "tensor " << i;
+
+  Tensor one = output({1}, DType::F64);
+  run().sum_squares(one, {with({2}, {0x1p100, 0x1p100})});  // its square is beyond fp32
+  expect_close(one, {0x1p201}, 1e-12);
 }
 
 StepState state_in(const Tensor& t) {
@@ -47,8 +58,7 @@ TEST_P(OptimizerKernels, AdamWStepsThatTheHostDoesNotSee) {
         EXPECT_EQ(read(scale), Doubles{step == 2 ? 0 : 0.25});
         run().add_loss(state, with({1}, {1.5}, sums()));
         run().add_loss(state, with({1}, {0.25}, sums()));
-        run().sum_squares(squares.flat(0, 1), grad);
-        run().sum_squares(squares.flat(1, 1), with({1}, {3}));
+        run().sum_squares(squares, {grad, with({1}, {3})});
         Tensor sums_of_all = output({2}, DType::F64);
         run().local_sums(sums_of_all, state, squares);
         run().begin_update(state, sums_of_all, rule);
@@ -82,7 +92,7 @@ TEST_P(OptimizerKernels, AGradientThatIsNotFiniteStopsEverything) {
   for (double g : {double(NAN), 1.0}) {  // and it stays stopped
     Tensor grad = with({33}, Doubles(33, g));
     run().begin_step(state, scale, integers(std::vector<int64_t>{1}));
-    run().sum_squares(squares, grad);
+    run().sum_squares(squares, {grad});
     Tensor sums_of_all = output({2}, DType::F64);
     run().local_sums(sums_of_all, state, squares);
     run().begin_update(state, sums_of_all, {});

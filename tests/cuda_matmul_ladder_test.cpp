@@ -1,0 +1,150 @@
+// The bf16 ladder of chapter 08: every rung against sums in double precision, what it takes and
+// what it costs; and that the check which all of this rests on finds what is wrong.
+
+#include <gtest/gtest.h>
+
+#include "08_kernels/bf16_ladder.h"
+#include "08_kernels/use_matmul.h"
+#include "common/device.h"
+#include "common/device_cuda.h"
+#include "common/flops.h"
+
+namespace lockstep::ladder {
+namespace {
+
+class MatmulLadder : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!device::available()) GTEST_SKIP() << "no GPU";
+  }
+};
+
+const std::pair<Op, Op> kOps[] = {{Op::N, Op::T}, {Op::N, Op::N}, {Op::T, Op::N}, {Op::T, Op::T}};
+
+// What the rung gets is what complaint_about() will give it, as far as takes() can tell.
+bool takes(const MatmulRung& rung, const Matmul& p, int64_t shift) {
+  Matmul at = p;
+  at.a = at.b = at.c = reinterpret_cast<void*>(256 + 2 * shift);
+  return rung.takes(at);
+}
+
+TEST_F(MatmulLadder, Pitfall100_EveryBf16RungIsRightAtEverySizeThatItTakes) {
+  for (const MatmulRung& rung : bf16_ladder()) {
+    int ran = 0;
+    for (const Shape& s : odd_sizes())
+      for (int64_t shift : {0, 1})
+        for (DType out : {DType::BF16, DType::F32})
+          for (float beta : {0.0f, 1.0f, 0.5f})
+            for (auto [ta, tb] : kOps) {
+              Matmul p{s[0], s[1], s[2], ta, tb, DType::BF16, out, beta};
+              if (!takes(rung, p, shift)) continue;
+              EXPECT_EQ(complaint_about(rung, p, shift), "");
+              ++ran;
+            }
+    EXPECT_TRUE(ran > 0 || !rung.takes({1000, 1000, 1000, Op::N, Op::T})) << rung.name;
+  }
+}
+
+// The last rung takes everything; that includes the shapes in which its tiles are cut off on one
+// side only, and more tiles than there are multiprocessors.
+TEST_F(MatmulLadder, TheLastRungTakesEverything) {
+  for (const Shape& s : {Shape{128, 256, 64}, {129, 8, 8}, {8, 2056, 72}, {4104, 3080, 264}})
+    for (DType out : {DType::BF16, DType::F32})
+      for (float beta : {0.0f, 1.0f})
+        for (auto [ta, tb] : kOps)
+          EXPECT_EQ(
+              complaint_about(best_matmul(), {s[0], s[1], s[2], ta, tb, DType::BF16, out, beta}),
+              "");
+  EXPECT_EQ(complaint_about(best_matmul(), {0, 5, 3, Op::N, Op::T}), "");
+}
+
+// A mistake that square matrices hide: rows taken for columns, and a bias along the wrong
+// dimension.
+TEST_F(MatmulLadder, Pitfall101_RowMajorByHandAndBiasAlongTheColumns) {
+  auto on_gpu = [](std::vector<float> values, Shape shape) {
+    std::vector<bf16> rounded(values.begin(), values.end());
+    return Tensor::from(rounded, std::move(shape), Device::CUDA);
+  };
+  Tensor a = on_gpu({1, 2, 3, 4, 5, 6}, {2, 3}), b = on_gpu({1, 0, 0, 1, 1, 1}, {3, 2});
+  Tensor bias = on_gpu({10, 20}, {2});
+  for (const MatmulRung& rung : bf16_ladder()) {
+    Tensor c = Tensor::empty({2, 2}, DType::F32, Device::CUDA);
+    Matmul p{2, 2, 3, Op::N, Op::N, DType::BF16, DType::F32, 0, a.raw(), b.raw(), c.raw()};
+    if (!rung.takes(p)) continue;
+    rung.launch(p, device::stream());
+    EXPECT_EQ(c.values<float>(), (std::vector<float>{4, 5, 10, 11})) << rung.name;
+    Tensor narrow = Tensor::empty({2, 2}, DType::BF16, Device::CUDA);
+    on(narrow).cast(narrow, c);
+    on(narrow).add_bias(narrow, bias);
+    on(c).cast(c, narrow);
+    EXPECT_EQ(c.values<float>(), (std::vector<float>{14, 25, 20, 31})) << rung.name;
+  }
+}
+
+// A benchmark that forgets to wait times the launch: the numbers are then above what the GPU can
+// do, or do not grow with the work.
+TEST_F(MatmulLadder, Pitfall105_TimesGrowWithTheWorkAndNoneIsAboveThePeak) {
+  std::optional<double> peak = peak_flops(device::name(Device::CUDA), DType::BF16);
+  RandomMatmul small({2048, 2048, 2048, Op::N, Op::T}), large({4096, 4096, 4096, Op::N, Op::T});
+  for (const MatmulRung& rung : bf16_ladder()) {
+    if (!rung.takes(small.problem())) continue;
+    auto run = [&](const RandomMatmul& m) {
+      return ladder::Run{"", "", [&](cudaStream_t stream) { rung.launch(m.problem(), stream); }};
+    };
+    std::vector<double> seconds = time_in_turns({run(small), run(large)}, 9);
+    EXPECT_GT(seconds[1] / seconds[0], 8 * 0.7) << rung.name;
+    EXPECT_LT(seconds[1] / seconds[0], 8 * 1.3) << rung.name;
+    if (peak) {
+      EXPECT_LT(large.problem().flops() / seconds[1], *peak) << rung.name;
+    }
+  }
+}
+
+TEST_F(MatmulLadder, TheCheckFindsWhatIsWrong) {
+  const MatmulRung right = mma_sync();
+  auto complaint = [&](auto launch, float beta = 0) {
+    MatmulRung wrong{"wrong", "", right.takes, launch};
+    return complaint_about(wrong, {35, 79, 19, Op::N, Op::T, DType::BF16, DType::F32, beta});
+  };
+  EXPECT_EQ(complaint(right.launch), "");
+  EXPECT_NE(complaint([](const Matmul&, cudaStream_t) {}), "");
+  EXPECT_NE(complaint([&](Matmul p, cudaStream_t s) { p.m -= 1, right.launch(p, s); }), "");
+  EXPECT_NE(complaint([&](Matmul p, cudaStream_t s) { p.beta = 0, right.launch(p, s); }, 1), "");
+  EXPECT_NE(complaint([&](Matmul p, cudaStream_t s) {
+              right.launch(p, s);
+              p.m = p.n = 1, p.c = static_cast<float*>(p.c) + 35 * 79;  // one behind the end
+              right.launch(p, s);
+            }),
+            "");
+}
+
+TEST_F(MatmulLadder, TheModelsMatmulIsTheLastRungOrTheLibrary) {
+  Kernels table = kernels(Device::CUDA);
+  auto before = table.matmul;
+  use_own_matmul(table);
+  EXPECT_NE(table.matmul, before);
+  // A size for which the own kernel runs on a Hopper, and one for which the library does anywhere.
+  for (const Shape& s : {Shape{2048, 2048, 1024}, {35, 79, 19}}) {
+    MatmulRung slot{"slot", "", [](const Matmul&) { return true; },
+                    [&](const Matmul& p, cudaStream_t) {
+                      auto wrap = [](const void* data, Shape shape, DType type) {
+                        Tensor t = Tensor::empty(shape, type, Device::CUDA);
+                        check(cudaMemcpyAsync(t.raw(), data, size_t(t.bytes()),
+                                              cudaMemcpyDeviceToDevice, device::stream()));
+                        return t;
+                      };
+                      Tensor c = wrap(p.c, {p.m, p.n}, p.out);
+                      table.matmul(c, wrap(p.a, {p.m, p.k}, p.in), p.ta,
+                                   wrap(p.b, {p.n, p.k}, p.in), p.tb, p.beta);
+                      check(cudaMemcpyAsync(p.c, c.raw(), size_t(c.bytes()),
+                                            cudaMemcpyDeviceToDevice, device::stream()));
+                    }};
+    for (float beta : {0.0f, 1.0f})
+      EXPECT_EQ(
+          complaint_about(slot, {s[0], s[1], s[2], Op::N, Op::T, DType::BF16, DType::F32, beta}),
+          "");
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::ladder
