@@ -122,7 +122,7 @@ def measure():
 
 def save(rows):
     with open(f"{a.out}/scaling.csv", "w", newline="") as out:
-        csv.writer(out).writerows([COLUMNS] + rows)
+        csv.writer(out, lineterminator="\n").writerows([COLUMNS] + rows)
     with open(f"{a.out}/scaling.md", "w") as out:
         for line in [COLUMNS, ["---"] * len(COLUMNS)] + rows:
             out.write("| " + " | ".join(map(str, line)) + " |\n")
