@@ -98,7 +98,7 @@ static void measure(const Options& o, const Corpus& corpus, std::vector<Row>& ro
   Stage model(o.config, parts, o.compute, o.device);
   DataParallel parallel({&model}, {.gradients = o.gradients});
   parallel.allocate();
-  start_weights(model, parallel.owned(), o);
+  start_weights({&model}, parallel.owned(), o);
   Feed feed(corpus, o);
   AdamW optimizer(parallel.owned(), update_rule(o, feed.steps()), o.device);
   Tensor one = Tensor::empty({1}, sum_type(o.compute), o.device, Category::Buffers);

@@ -33,7 +33,7 @@ static void train(const Options& options, const Corpus& corpus) {
   Stage model(options.config, parts, options.compute, options.device);
   DataParallel parallel({&model}, {.gradients = options.gradients});
   parallel.allocate();
-  start_weights(model, parallel.owned(), options);
+  start_weights({&model}, parallel.owned(), options);
 
   Feed feed(corpus, options);
   AdamW optimizer(parallel.owned(), update_rule(options, feed.steps()), options.device);

@@ -22,10 +22,9 @@ namespace lockstep {
 class LaunchOrder {
  public:
   enum class Each : uint8_t { Step, MicroBatch };
-  // buckets: their parameters, in the order in which they are to start. launch(b, micro_batch)
-  // starts bucket b; micro_batch counts from 0 (Each::Step: always 0).
+  // buckets: their parameters, in the order in which they are to start. launch(b) starts bucket b.
   LaunchOrder(const std::vector<Stage*>& chunks, std::vector<Weights> buckets, Each each,
-              std::function<void(size_t, int64_t)> launch)
+              std::function<void(size_t)> launch)
       : buckets_(std::move(buckets)), each_(each), launch_(std::move(launch)) {
     for (Stage* stage : chunks)
       for (Parameter* p : used_by(*stage)) ++tapes_[p];
@@ -56,14 +55,14 @@ class LaunchOrder {
  private:
   // Each once, the tied table too: one tape is one use, however often it reads the table.
   static std::unordered_set<Parameter*> used_by(const Stage& stage) {
-    Weights all = stage.parameters();
+    std::unordered_set<Parameter*> all;
     for (Unit* unit : stage.units())
-      all.insert(all.end(), unit->borrowed.begin(), unit->borrowed.end());
-    return {all.begin(), all.end()};
+      for (Parameter* p : unit->uses()) all.insert(p);
+    return all;
   }
   size_t bucket(int64_t number) const { return size_t(number) % buckets_.size(); }
   int64_t round(int64_t number) const { return number / int64_t(buckets_.size()); }
-  void launch(int64_t number) { launch_(bucket(number), round(number)); }
+  void launch(int64_t number) { launch_(bucket(number)); }
   bool complete(int64_t number) {
     int64_t wanted = each_ == Each::Step ? micro_batches_ : round(number) + 1;
     for (Parameter* p : buckets_[bucket(number)])
@@ -73,7 +72,7 @@ class LaunchOrder {
 
   std::vector<Weights> buckets_;
   Each each_;
-  std::function<void(size_t, int64_t)> launch_;
+  std::function<void(size_t)> launch_;
   std::unordered_map<Parameter*, int64_t> tapes_, ready_;  // in a micro-batch; so far in this step
   int64_t micro_batches_ = 0, rounds_ = 0, next_ = 0;
   std::unordered_set<Parameter*> used_, named_;  // in this step; once is enough

@@ -27,7 +27,7 @@ class Overlapped : public Naive {
     pieces_ = cut();
     std::vector<Weights> parameters;
     for (const Piece& piece : pieces_) parameters.push_back(piece.parameters);
-    auto launch = [this](size_t i, int64_t) {
+    auto launch = [this](size_t i) {
       pieces_[i].sum = mesh_.data().all_reduce(pieces_[i].gradients);
     };
     order_.emplace(chunks_, parameters, LaunchOrder::Each::Step, launch);

@@ -16,7 +16,6 @@
 #include "common/mesh.h"
 #include "common/options.h"
 #include "common/parallel_formulas.h"
-#include "common/together.h"
 
 namespace lockstep {
 
@@ -72,8 +71,8 @@ inline int64_t moved_elements(const Ledger& ledger, const std::string& group,
 
 // All ranks call it, rank 0 prints. The ledger has what one step moved, in the data group `group`
 // and elsewhere.
-inline void show_accounts(Communicator& world, Device device, const ZeroPlan& plan,
-                          const std::string& group, int64_t micro_batches) {
+inline void show_accounts(Communicator& world, const ZeroPlan& plan, const std::string& group,
+                          int64_t micro_batches) {
   const Ledger step = world.ledger();  // before this talks itself
 
   const MemoryAccount& account = *memory_account();
@@ -87,7 +86,7 @@ inline void show_accounts(Communicator& world, Device device, const ZeroPlan& pl
                 n(account.now(Category::Weights)), n(account.now(Category::Gradients)),
                 n(account.now(Category::Master)), n(account.now(Category::Moments)),
                 n(account.peak(Category::Buffers)));
-  const std::vector<std::string> tables = gather_texts(world, device, lines);
+  const std::vector<std::string> tables = world.gather_texts(lines);
   if (world.rank() != 0) return;
   std::printf("bytes      rank %13s %13s %13s %13s %13s\n", "weights", "gradients", "master",
               "moments", "buffers, peak");

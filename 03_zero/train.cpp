@@ -41,7 +41,7 @@ class ZeroTraining : public Training {
  protected:
   void taken(int64_t step, const StepBatch& batch) override {
     if (step != std::min(done_ + 2, checkpoints_.last_step())) return;
-    show_accounts(job_.mesh.world(), job_.options.device, plan_, job_.mesh.data().name(),
+    show_accounts(job_.mesh.world(), plan_, job_.mesh.data().name(),
                   int64_t(batch.micro_batches.size()));
   }
 

@@ -50,7 +50,7 @@ class Zero1 : public DataParallel {
       for (Parameter* p : s.bucket.parameters) shard_of_[p] = &s;
       parameters.push_back(s.bucket.parameters);
     }
-    auto launch = [this](size_t i, int64_t micro_batch) { reduce(shards_[i], micro_batch); };
+    auto launch = [this](size_t i) { reduce(shards_[i]); };
     order_.emplace(chunks_, parameters, reduces(), launch);
     for (auto& [p, shards] : shard_of_)
       p->on_grad_ready = [this](Parameter& done) { order_->ready(done); };
@@ -63,8 +63,8 @@ class Zero1 : public DataParallel {
 
   void finish() override {
     order_->finish();
+    settle();
     for (Shards& s : shards_) {
-      s.reduction.wait();
       sum_over_model_axes(mesh_, s.bucket.parameters, s.grad, first_of(s));
       s.gathering.wait();  // of weights that no unit has asked for
     }
@@ -89,7 +89,7 @@ class Zero1 : public DataParallel {
   }
 
   void acquire(Unit& unit, Pass) override {
-    for (Parameter* p : used_by(unit)) shard_of_.at(p)->gathering.wait();
+    for (Parameter* p : unit.uses()) shard_of_.at(p)->gathering.wait();
   }
 
  protected:
@@ -121,8 +121,12 @@ class Zero1 : public DataParallel {
     }
   }
   // A gradient of all micro-batches, or of one, is complete.
-  virtual void reduce(Shards& s, int64_t) {
+  virtual void reduce(Shards& s) {
     s.reduction = mesh_.data().reduce_scatter(s.whole_grad, s.grad);
+  }
+  // Waits for what is under way.
+  virtual void settle() {
+    for (Shards& s : shards_) s.reduction.wait();
   }
   virtual void gather(Shards& s) { s.gathering = mesh_.data().all_gather(s.value, s.whole_value); }
 
@@ -150,11 +154,6 @@ class Zero1 : public DataParallel {
   Tensor own(const Tensor& whole) const {
     int64_t shard = whole.size() / mesh_.data().size();
     return whole.flat(mesh_.data().rank() * shard, shard);
-  }
-  static Weights used_by(const Unit& unit) {
-    Weights all = unit.borrowed;
-    for (const Weights& group : unit.groups) all.insert(all.end(), group.begin(), group.end());
-    return all;
   }
 
   ProcessMesh& mesh_;

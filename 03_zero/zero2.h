@@ -23,15 +23,6 @@ class Zero2 : public Zero1 {
     order_->begin(micro_batches);
   }
 
-  void finish() override {
-    order_->finish();
-    settle();
-    for (Shards& s : shards_) {
-      sum_over_model_axes(mesh_, s.bucket.parameters, s.grad, first_of(s));
-      s.gathering.wait();
-    }
-  }
-
  protected:
   std::vector<Bucket> buckets() override {
     return make_buckets(chunks_, bucket_elements(), CutAt::Units);
@@ -55,7 +46,7 @@ class Zero2 : public Zero1 {
     give_out(s.bucket, s.whole_grad, &Parameter::grad);
   }
 
-  void reduce(Shards& s, int64_t) override {
+  void reduce(Shards& s) override {
     settle();
     open(s);  // nobody has used it here: zeros
     s.reduction = mesh_.data().reduce_scatter(s.whole_grad, own(s.whole_grad));
@@ -63,7 +54,7 @@ class Zero2 : public Zero1 {
   }
 
   // Waits for the reduction under way, adds what came to the shard and frees the rest.
-  void settle() {
+  void settle() override {
     if (!in_flight_) return;
     Shards& s = *std::exchange(in_flight_, nullptr);
     s.reduction.wait();

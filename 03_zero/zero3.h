@@ -89,7 +89,7 @@ class Zero3 : public Zero2 {
   }
   std::vector<Shards*> shards_used_by(const Unit& unit) const {
     std::vector<Shards*> found;
-    for (Parameter* p : used_by(unit)) {
+    for (Parameter* p : unit.uses()) {
       Shards* s = shard_of_.at(p);
       if (std::find(found.begin(), found.end(), s) == found.end()) found.push_back(s);
     }

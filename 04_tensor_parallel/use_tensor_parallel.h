@@ -24,12 +24,6 @@ struct TensorParallel {
 // One sentence about the first thing that cannot be cut over `ranks`; before any work.
 inline void check_tensor_parallel(const ModelConfig& c, int64_t length, int ranks,
                                   const TensorParallel& how) {
-  auto divisors = [](int64_t n) {
-    std::string list;
-    for (int64_t d = 1; d <= n; ++d)
-      if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
-    return list;
-  };
   require(c.heads % ranks == 0, c.heads, " heads cannot be cut over TP", ranks,
           ", which gives each rank as many: valid sizes are ", divisors(c.heads));
   require(c.kv_heads % ranks == 0 || ranks % c.kv_heads == 0, c.kv_heads,

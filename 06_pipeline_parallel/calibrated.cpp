@@ -96,7 +96,7 @@ static Timeline run(const Settings& s, const std::string& schedule, ProcessMesh&
     watch.start(mesh.pp(), options.device);
     pipeline.run(
         batches, one, one, [](const Tensor&) {}, watch.observer());
-    Timeline timeline = gather_timeline(mesh, options.device, watch.spans());
+    Timeline timeline = gather_timeline(mesh, watch.spans());
     if (step > 0) steps.push_back(timeline);
   }
   std::sort(steps.begin(), steps.end(),

@@ -11,7 +11,6 @@
 #include "06_pipeline_parallel/pipeline.h"
 #include "common/device.h"
 #include "common/mesh.h"
-#include "common/together.h"
 
 namespace lockstep {
 
@@ -64,8 +63,7 @@ class Stopwatch {
 };
 
 // Everyone's spans on every rank: of the first of the pipelines that run side by side.
-inline Timeline gather_timeline(ProcessMesh& mesh, Device device,
-                                const std::vector<ActionSpan>& mine) {
+inline Timeline gather_timeline(ProcessMesh& mesh, const std::vector<ActionSpan>& mine) {
   std::string words;
   char line[120];
   for (const ActionSpan& s : mine) {
@@ -74,7 +72,7 @@ inline Timeline gather_timeline(ProcessMesh& mesh, Device device,
     words += line;
   }
   Timeline timeline;
-  for (const std::string& theirs : gather_texts(mesh.pp(), device, words)) {
+  for (const std::string& theirs : mesh.pp().gather_texts(words)) {
     std::istringstream in(theirs);
     timeline.emplace_back();
     int kind, chunk, micro;

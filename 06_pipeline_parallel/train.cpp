@@ -45,7 +45,7 @@ class PipelineTraining : public Training {
       : Training(job), pipeline_(pipeline), flags_(flags) {}
   void report_idle() {
     if (!watch_.any()) return;
-    Timeline measured = gather_timeline(job_.mesh, job_.options.device, watch_.spans());
+    Timeline measured = gather_timeline(job_.mesh, watch_.spans());
     if (speaks())
       show_idle(pipeline_.settings(), int(job_.options.accumulation()), measured, flags_.svg);
   }

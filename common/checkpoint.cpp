@@ -205,9 +205,7 @@ void save_checkpoint(const fs::path& dir, const AdamW& optimizer, const ModelCon
   require(!state.stopped, "step ", step, " is not saved: its loss is ", state.loss,
           " and its gradient norm ", state.gradient_norm);
   const int rank = world ? world->rank() : 0, ranks = world ? world->size() : 1;
-  auto all = [&](const std::function<std::string()>& part) {
-    return together(world, optimizer.state().device(), part);
-  };
+  auto all = [&](const std::function<std::string()>& part) { return together(world, part); };
   const fs::path partial =
       all([&] { return rank == 0 ? begin_checkpoint(dir, step).string() : ""; })[0];
   try {

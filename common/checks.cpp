@@ -116,7 +116,7 @@ struct Reference::Run {
         parallel({&model}, {.gradients = o.gradients}),
         feed(corpus, options) {
     parallel.allocate();
-    start_weights(model, parallel.owned(), options);
+    start_weights({&model}, parallel.owned(), options);
     optimizer = std::make_unique<AdamW>(parallel.owned(), rule, o.device);
     one = Tensor::empty({1}, sum_type(o.compute), o.device, Category::Buffers);
     on(one).fill(one, 1);

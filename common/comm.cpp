@@ -303,6 +303,11 @@ void Communicator::barrier() {
   });
 }
 
+std::vector<std::string> Communicator::gather_texts(const std::string& mine) {
+  if (size_ == 1) return {mine};
+  return exchange_texts("texts", mine);
+}
+
 std::unique_ptr<Communicator> Communicator::split(int color, int key, const std::string& name) {
   require(color >= 0, "a group cannot have the color ", color, ": 0 or more is valid");
   if (options_.check_calls) agree("split");

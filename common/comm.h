@@ -95,6 +95,10 @@ class Communicator {
   // Collective.
   std::unique_ptr<Communicator> split(int color, int key, const std::string& name);
 
+  // All ranks' texts, in rank order, on all ranks: how they tell each other in words. Blocks, and
+  // is not written down: it is no part of a technique.
+  std::vector<std::string> gather_texts(const std::string& mine);
+
   Ledger& ledger() { return *ledger_; }
 
  protected:

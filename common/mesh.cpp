@@ -2,17 +2,11 @@
 
 #include <algorithm>
 
+#include "common/model_config.h"
+
 namespace lockstep {
 
 std::string MeshShape::words() const { return text("DP", dp, "×TP", tp, "×PP", pp, "×CP", cp); }
-
-// "1, 2, 4": what divides n.
-static std::string divisors(int64_t n) {
-  std::string list;
-  for (int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) list += text(list.empty() ? "" : ", ", d);
-  return list;
-}
 
 void MeshShape::validate(int64_t world) const {
   auto positive = [](const char* axis, int n) {
@@ -166,10 +160,10 @@ static std::string words(const Range& r) {
   return r.count == 1 ? text(r.first) : text(r.first, "-", r.first + r.count - 1);
 }
 
-// Key/value heads of one TP rank: a part of them, or one that other ranks hold too.
+// Key/value heads of one TP rank.
 static Range kv_part(const MeshShape& s, int64_t kv_heads, int tp) {
-  int copies = kv_copies(s, kv_heads);
-  return copies > 1 ? Range{tp / copies, 1} : share(kv_heads, {tp, s.tp});
+  kv_copies(s, kv_heads);  // refuses what cannot be spread
+  return share_or_copy(kv_heads, {tp, s.tp});
 }
 
 std::string describe(const MeshShape& s, const Holdings& whole) {

@@ -2,12 +2,6 @@
 
 namespace lockstep {
 
-// Where there are more ranks than key/value heads, neighbours hold copies of one.
-static Range kv_share(int64_t kv_heads, Cut tp) {
-  if (kv_heads >= tp.size) return share(kv_heads, tp);
-  return {tp.rank * kv_heads / tp.size, 1};
-}
-
 static Tensor stream_rows(const Parts& parts, const Tensor& rows) {
   Range mine = share(rows.size(), parts.stream_rows);
   return rows.flat(mine.first, mine.count);
@@ -15,7 +9,7 @@ static Tensor stream_rows(const Parts& parts, const Tensor& rows) {
 
 Block::Block(const ModelConfig& c, const Parts& parts, int64_t layer)
     : config_(c), parts_(parts), prefix_(text("model.layers.", layer, ".")) {
-  Range q = share(c.heads, parts.tp), kv = kv_share(c.kv_heads, parts.tp);
+  Range q = share(c.heads, parts.tp), kv = share_or_copy(c.kv_heads, parts.tp);
   auto rows = [&](Range heads) {
     return Range{heads.first * c.head_dim, heads.count * c.head_dim};
   };

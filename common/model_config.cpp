@@ -14,7 +14,7 @@ static void require_size(int64_t value, const char* what) {
           kLargest);
 }
 
-static std::string divisors(int64_t n) {
+std::string divisors(int64_t n) {
   std::string out;
   for (int64_t d = 1; d <= n; ++d)
     if (n % d == 0) out += (out.empty() ? "" : ", ") + std::to_string(d);

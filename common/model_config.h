@@ -36,4 +36,6 @@ struct ModelConfig {
   int64_t parameters() const;
 };
 
+std::string divisors(int64_t n);  // "1, 2, 4": what divides n, for sentences
+
 }  // namespace lockstep

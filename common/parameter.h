@@ -54,6 +54,12 @@ inline Range share(int64_t n, Cut cut) {
   return {first, each + (cut.rank < larger ? 1 : 0)};
 }
 
+// Of n that are fewer than ranks, neighbours hold copies of one (key/value heads).
+inline Range share_or_copy(int64_t n, Cut cut) {
+  if (n >= cut.size) return share(n, cut);
+  return {cut.rank * n / cut.size, 1};
+}
+
 // Where a local tensor sits in the whole parameter: a range [first, first + local[dim]) of one dim.
 // All that initialisation, checks and resharding need to know.
 struct Shard {

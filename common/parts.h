@@ -28,6 +28,11 @@ struct Unit {
   std::string name;
   std::vector<Weights> groups;  // its parameters in the order of first use; a group lies together
   Weights borrowed;             // used here, owned by another unit: the tied table, in the head
+  Weights uses() const {        // all of them
+    Weights all = borrowed;
+    for (const Weights& group : groups) all.insert(all.end(), group.begin(), group.end());
+    return all;
+  }
 };
 
 struct Parts;

@@ -79,13 +79,16 @@ UpdateRule update_rule(const Options& o, int64_t steps) {
   return rule;
 }
 
-void start_weights(const Stage& model, const std::vector<Owned>& owned, const Options& o,
-                   Communicator* data) {
+void start_weights(const std::vector<Stage*>& chunks, const std::vector<Owned>& owned,
+                   const Options& o, Communicator* data) {
   if (o.hugging_face.empty()) return initialise(owned, o.seed);
   bool reads = !data || data->rank() == 0;
   std::optional<WeightFiles> files;
   if (reads) files.emplace(o.hugging_face);
-  for (const Parameter* p : model.parameters()) {
+  Weights parameters;
+  for (const Stage* stage : chunks)
+    for (Parameter* p : stage->parameters()) parameters.push_back(p);
+  for (const Parameter* p : parameters) {
     Tensor weights;  // of all that this rank's copy of the parameter has
     if (reads) weights = read_parameter(*p, *files, o.config.tied);
     if (data) {
@@ -99,7 +102,7 @@ void start_weights(const Stage& model, const std::vector<Owned>& owned, const Op
       if (part.parameter == p) assign(part, weights);
   }
   if (!reads) return;
-  std::vector<std::string> names;  // of the whole model, of which this may be a stage
+  std::vector<std::string> names;  // of the whole model, of which these may be a part
   Stage whole(o.config, plain_parts(), o.compute, o.device);
   for (const Parameter* p : whole.parameters()) names.push_back(p->name);
   refuse_unused(*files, names, o.config.tied);

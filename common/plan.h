@@ -23,10 +23,10 @@ void settle_ranks(Options& options, ProcessMesh& mesh);
 void print_plan(const Options& options, const Corpus& corpus);
 void print_plan(const Options& options, const Corpus& corpus, const ModelMemory& each);
 
-// Weights from --hf, or from the seed. `model`: of which `owned` is this rank's part. Of the ranks
+// Weights from --hf, or from the seed. `chunks`: of which `owned` is this rank's part. Of the ranks
 // of `data`, the first one reads the files, and the others get what it has read.
-void start_weights(const Stage& model, const std::vector<Owned>& owned, const Options& options,
-                   Communicator* data = nullptr);
+void start_weights(const std::vector<Stage*>& chunks, const std::vector<Owned>& owned,
+                   const Options& options, Communicator* data = nullptr);
 
 // The options' rule, with the schedule ending at the last step.
 UpdateRule update_rule(const Options& options, int64_t steps);

@@ -61,9 +61,8 @@ Checkpoints::Checkpoints(const Options& options, const Corpus& corpus, AdamW& op
 int64_t Checkpoints::resume() {
   if (!options_.resume) return 0;
   const bool first = !world_ || world_->rank() == 0;
-  const Device device = optimizer_.state().device();
   // One rank looks, and reads every byte to see whether it is undamaged; each reads what it needs.
-  const fs::path newest = together(world_, device, [&]() -> std::string {
+  const fs::path newest = together(world_, [&]() -> std::string {
     if (!first || !holds_checkpoints(options_.checkpoint)) return "";
     return latest_checkpoint(options_.checkpoint);
   })[0];
@@ -74,7 +73,7 @@ int64_t Checkpoints::resume() {
     return 0;
   }
   int64_t done = 0;
-  together(world_, device, [&] {
+  together(world_, [&] {
     Checkpoint checkpoint(newest);
     require_same_run(newest, checkpoint.manifest(), options_.config, settings_,
                      world_ ? world_->size() : 1);

@@ -14,12 +14,8 @@
 
 namespace lockstep {
 
-// All ranks' texts, in rank order, on all ranks. device: where the ranks' messages must lie.
-std::vector<std::string> gather_texts(Communicator& world, Device device, const std::string& mine);
-
 // Runs `part` on every rank and returns everyone's answer. If it fails on one rank it fails on all,
 // with that rank's sentence. world null: there is one rank.
-std::vector<std::string> together(Communicator* world, Device device,
-                                  const std::function<std::string()>& part);
+std::vector<std::string> together(Communicator* world, const std::function<std::string()>& part);
 
 }  // namespace lockstep

@@ -32,9 +32,8 @@ static Recording from_text(const std::string& words, int rank) {
   return r;
 }
 
-std::vector<Recording> gather_recordings(Communicator& world, Device device,
-                                         const Recording& mine) {
-  const std::vector<std::string> texts = gather_texts(world, device, to_text(mine));
+std::vector<Recording> gather_recordings(Communicator& world, const Recording& mine) {
+  const std::vector<std::string> texts = world.gather_texts(to_text(mine));
   std::vector<Recording> all;
   for (size_t r = 0; world.rank() == 0 && r < texts.size(); ++r)
     all.push_back(from_text(texts[r], int(r)));
@@ -47,9 +46,9 @@ std::unique_ptr<Trace> start_traces(Communicator& world, const std::string& path
   return start_trace(writes ? path : "", profile || !path.empty(), device, steps);
 }
 
-void show_traces(Communicator& world, const Recording& mine, const std::string& path, bool profile,
-                 Device device) {
-  const std::vector<Recording> all = gather_recordings(world, device, mine);
+void show_traces(Communicator& world, const Recording& mine, const std::string& path,
+                 bool profile) {
+  const std::vector<Recording> all = gather_recordings(world, mine);
   if (world.rank() != 0) return;
   show_trace(mine, path, profile);
   if (!path.empty()) write_trace(path, all);  // over that of one rank

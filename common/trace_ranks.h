@@ -11,13 +11,12 @@
 namespace lockstep {
 
 // On rank 0 all ranks' recordings, elsewhere none.
-std::vector<Recording> gather_recordings(Communicator& world, Device device, const Recording& mine);
+std::vector<Recording> gather_recordings(Communicator& world, const Recording& mine);
 
 // start_trace() and show_trace() for a job of several ranks (diagnose.h). All ranks call them, and
 // rank 0 writes the file and says where its own time went.
 std::unique_ptr<Trace> start_traces(Communicator& world, const std::string& path, bool profile,
                                     Device device, int64_t steps);
-void show_traces(Communicator& world, const Recording& mine, const std::string& path, bool profile,
-                 Device device);
+void show_traces(Communicator& world, const Recording& mine, const std::string& path, bool profile);
 
 }  // namespace lockstep

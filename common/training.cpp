@@ -9,8 +9,7 @@ namespace lockstep {
 
 // First weights, then those of a checkpoint; then every copy is told.
 static int64_t start(const Training::Job& job, Checkpoints& checkpoints) {
-  for (Stage* stage : job.chunks)
-    start_weights(*stage, job.parallel.owned(), job.options, &job.mesh.data());
+  start_weights(job.chunks, job.parallel.owned(), job.options, &job.mesh.data());
   int64_t done = checkpoints.resume();
   job.parallel.publish();
   return done;
@@ -41,8 +40,7 @@ void Training::run() {
     look_around(step, part);
     part.end();
     if (trace_ && trace_->step())
-      show_traces(job_.mesh.world(), trace_->recording(), options.trace, options.profile,
-                  options.device);
+      show_traces(job_.mesh.world(), trace_->recording(), options.trace, options.profile);
   }
   report_.finish();
   report_.summary();

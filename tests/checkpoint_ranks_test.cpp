@@ -265,12 +265,11 @@ TEST(CheckpointRanks, ExportHasTheWholeModel) {
 TEST(CheckpointRanks, TextsReachAllRanksInOrder) {
   run_threads(3, Device::CPU, {}, [](Communicator& world) {
     const std::string mine(size_t(world.rank() * 5), char('a' + world.rank()));
-    EXPECT_EQ(gather_texts(world, Device::CPU, mine),
-              (std::vector<std::string>{"", "bbbbb", "cccccccccc"}));
-    EXPECT_EQ(gather_texts(world, Device::CPU, ""), (std::vector<std::string>(3)));
+    EXPECT_EQ(world.gather_texts(mine), (std::vector<std::string>{"", "bbbbb", "cccccccccc"}));
+    EXPECT_EQ(world.gather_texts(""), (std::vector<std::string>(3)));
     expect_refusal(
         [&] {
-          together(&world, Device::CPU, [&]() -> std::string {
+          together(&world, [&]() -> std::string {
             require(world.rank() == 0, "broken");
             return "fine";
           });

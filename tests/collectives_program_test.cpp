@@ -1,54 +1,38 @@
 // The programs of chapter 02 as a newcomer starts them.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <sstream>
 
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
 
-struct Output {
-  int status = 0;
-  std::string text;
-  bool says(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
-
-Output run(const std::string& command) {
-  Output out;
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) out.text.append(buffer, n);
-  int status = pclose(pipe);
-  out.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return out;
-}
-
 const std::string kChapter = LOCKSTEP_BINARY_DIR "/02_data_parallel/";
 
 TEST(CollectivesProgram, ShowsEveryOperationBeforeAndAfter) {
-  Output out = run(kChapter + "collectives --ranks 3");
-  EXPECT_EQ(out.status, 0) << out.text;
+  Output out = shell(kChapter + "collectives --ranks 3");
+  EXPECT_EQ(out.status, 0) << out.out;
   for (const char* name : {"broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
                            "reduce_scatter", "all_to_all", "send_receive", "ring", "barrier"})
     EXPECT_TRUE(out.says(std::string("\n") + name + ": ")) << name;
   EXPECT_TRUE(out.says("after  rank 2  [36, 288]"));
   EXPECT_TRUE(out.says("after  rank 1  [6, 6, 6, 6, 6]"));
-  Output none = run(kChapter + "collectives --only everything");
+  Output none = shell(kChapter + "collectives --only everything");
   EXPECT_EQ(none.status, 1);
-  EXPECT_TRUE(none.says("everything is no operation")) << none.text;
+  EXPECT_TRUE(none.says("everything is no operation")) << none.out;
 }
 
 TEST(CollectivesProgram, C16_BandwidthHasMedianAndPercentiles) {
   TemporaryFolder dir;
   std::string csv = dir / "bw.csv", svg = dir / "bw.svg";
-  Output out = run(kChapter + "bandwidth --ranks 2 --smallest 1024 --largest 4096 --runs 5 --csv " +
-                   csv + " --svg " + svg);
-  EXPECT_EQ(out.status, 0) << out.text;
+  Output out =
+      shell(kChapter + "bandwidth --ranks 2 --smallest 1024 --largest 4096 --runs 5 --csv " + csv +
+            " --svg " + svg);
+  EXPECT_EQ(out.status, 0) << out.out;
   std::istringstream lines(content_of(csv));
   std::string line;
   std::getline(lines, line);
@@ -77,15 +61,15 @@ TEST(CollectivesProgram, C16_BandwidthHasMedianAndPercentiles) {
 
 // As root, with more ranks than cores, in a container: the launcher's line works, and shows how.
 TEST(CollectivesProgram, Pitfall128_LauncherFindsTheOptionsThatWorkHere) {
-  Output mpirun = run("command -v mpirun");
+  Output mpirun = shell("command -v mpirun");
   if (mpirun.status != 0) GTEST_SKIP() << "there is no mpirun here";
-  Output out = run("LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR " " LOCKSTEP_SOURCE_DIR
-                   "/lockstep run 02 collectives -n 4 --only all_reduce");
-  EXPECT_EQ(out.status, 0) << out.text;
-  EXPECT_TRUE(out.says("mpirun -n 4")) << out.text;
-  EXPECT_TRUE(out.says("--oversubscribe")) << out.text;
-  EXPECT_EQ(out.says("--allow-run-as-root"), getuid() == 0) << out.text;
-  EXPECT_TRUE(out.says("after  rank 3  [10, 10, 10, 10, 10]")) << out.text;
+  Output out = shell("LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR " " LOCKSTEP_SOURCE_DIR
+                     "/lockstep run 02 collectives -n 4 --only all_reduce");
+  EXPECT_EQ(out.status, 0) << out.out;
+  EXPECT_TRUE(out.says("mpirun -n 4")) << out.out;
+  EXPECT_TRUE(out.says("--oversubscribe")) << out.out;
+  EXPECT_EQ(out.says("--allow-run-as-root"), getuid() == 0) << out.out;
+  EXPECT_TRUE(out.says("after  rank 3  [10, 10, 10, 10, 10]")) << out.out;
   std::string page = content_of(LOCKSTEP_SOURCE_DIR "/02_data_parallel/README.md");
   for (const char* message : {"not enough slots", "attempt to run as root", "Read -1, expected"})
     EXPECT_NE(page.find(message), std::string::npos) << message;

@@ -329,7 +329,7 @@ TEST(FeedRanks, Pitfall22_RanksWithSeedsOfTheirOwnStartFromRank0sWeightsAndStayE
         rig.parallel->acquire(*unit, DataParallel::Pass::Evaluation);
         rig.parallel->release(*unit, DataParallel::Pass::Evaluation);
       }
-      start_weights(*rig.model, rig.parallel->owned(), o, &mesh.data());
+      start_weights({rig.model.get()}, rig.parallel->owned(), o, &mesh.data());
       rig.parallel->publish();
       check_replicas({rig.model.get()}, *rig.parallel, mesh, 0);
       Feed feed(corpus, o, {world.rank(), 2});
@@ -380,7 +380,7 @@ TEST(FeedRanks, Pitfall22_LoadedWeightsAreRank0s) {
       s.config = o.config;
       s.sync = sync;
       LayoutRig rig(s, mesh);
-      start_weights(*rig.model, rig.parallel->owned(), mine, &mesh.data());
+      start_weights({rig.model.get()}, rig.parallel->owned(), mine, &mesh.data());
       whole.add(rig.parallel->owned(), &Owned::master);
     });
     return whole.get();

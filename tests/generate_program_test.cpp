@@ -1,14 +1,13 @@
 // The program generate as its user meets it: text, files, refusals.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <sstream>
 
 #include "common/huggingface.h"
 #include "tests/rig.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
@@ -16,21 +15,8 @@ namespace {
 const std::string kReference = LOCKSTEP_SOURCE_DIR "/tests/reference/";
 using Ids = std::vector<int32_t>;
 
-struct Output {
-  int status = 0;
-  std::string out;  // stdout and stderr
-  bool says(const std::string& part) const { return out.find(part) != out.npos; }
-};
-
 Output generate(const std::string& flags) {
-  Output run;
-  std::string command = LOCKSTEP_BINARY_DIR "/01_single_gpu/generate " + flags + " 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) run.out.append(buffer, n);
-  int status = pclose(pipe);
-  run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
+  return shell(LOCKSTEP_BINARY_DIR "/01_single_gpu/generate " + flags);
 }
 
 const std::string kTiny = "--device cpu --hf " + kReference + "tiny_llama ";

@@ -8,9 +8,8 @@
 #include <map>
 #include <mutex>
 
-#include "02_data_parallel/bucketed.h"
+#include "03_zero/make_zero.h"
 #include "03_zero/use_zero.h"
-#include "03_zero/zero3.h"
 #include "04_tensor_parallel/use_tensor_parallel.h"
 #include "common/checkpoint_reader.h"
 #include "common/ranks.h"
@@ -32,12 +31,8 @@ inline std::unique_ptr<DataParallel> make_parallel(Sync sync, std::vector<Stage*
   switch (sync) {
     case Sync::Naive: return std::make_unique<Naive>(chunks, mesh, settings);
     case Sync::Overlapped: return std::make_unique<Overlapped>(chunks, mesh, settings);
-    case Sync::Bucketed: return std::make_unique<Bucketed>(chunks, mesh, settings);
-    case Sync::Zero1: return std::make_unique<Zero1>(chunks, mesh, settings);
-    case Sync::Zero2: return std::make_unique<Zero2>(chunks, mesh, settings);
-    case Sync::Zero3: return std::make_unique<Zero3>(chunks, mesh, settings);
+    default: return make_zero(int(sync) - int(Sync::Bucketed), chunks, mesh, settings);
   }
-  fail("unknown");
 }
 
 // One global batch, the same whatever the layout: 24 sequences, of so many tokens where the model

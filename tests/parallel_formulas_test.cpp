@@ -4,7 +4,6 @@
 #include "common/parallel_formulas.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdio>
 #include <map>
@@ -12,7 +11,7 @@
 
 #include "02_data_parallel/recipe.h"
 #include "common/options.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
@@ -188,36 +187,25 @@ TEST(Recipe, ExposedTimeByHand) {
 }
 
 // The program, as a newcomer starts it.
-struct Output {
-  int status;
-  std::string text;
-  bool says(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
 Output recipe(const std::string& flags) {
-  FILE* pipe =
-      popen((LOCKSTEP_BINARY_DIR "/02_data_parallel/recipe " + flags + " 2>&1").c_str(), "r");
-  std::string out;
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, n);
-  int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out};
+  return shell(LOCKSTEP_BINARY_DIR "/02_data_parallel/recipe " + flags);
 }
 
 TEST(Recipe, D6_ProgramGoesThroughTheSteps) {
   Output out = recipe("--gpus 128");
-  EXPECT_EQ(out.status, 0) << out.text;
-  EXPECT_TRUE(out.says("4194304 tokens = 1024 sequences of 4096")) << out.text;
-  EXPECT_TRUE(out.says("6 take 77.16 GiB, 7 would take 85.52 GiB")) << out.text;
-  EXPECT_TRUE(out.says("a GPU gets 8 sequences, no multiple of 6: take 4")) << out.text;
-  EXPECT_TRUE(out.says("1024 / (4 x 128 GPUs) = 2 micro-batches a step")) << out.text;
+  EXPECT_EQ(out.status, 0) << out.out;
+  EXPECT_TRUE(out.says("4194304 tokens = 1024 sequences of 4096")) << out.out;
+  EXPECT_TRUE(out.says("6 take 77.16 GiB, 7 would take 85.52 GiB")) << out.out;
+  EXPECT_TRUE(out.says("a GPU gets 8 sequences, no multiple of 6: take 4")) << out.out;
+  EXPECT_TRUE(out.says("1024 / (4 x 128 GPUs) = 2 micro-batches a step")) << out.out;
   EXPECT_TRUE(recipe("--gpus 128 --micro-batch 2").says("= 4 micro-batches a step"));
   EXPECT_TRUE(recipe("--gpus 512 --micro-batch 2").says("= 1 micro-batch a step"));
   Output rich = recipe("--gpus 1024 --micro-batch 2");
   EXPECT_EQ(rich.status, 1);
-  EXPECT_TRUE(rich.says("make 0.5 accumulation steps")) << rich.text;
+  EXPECT_TRUE(rich.says("make 0.5 accumulation steps")) << rich.out;
   Output small = recipe("--gpu-memory-gib 24");
   EXPECT_EQ(small.status, 1);
-  EXPECT_TRUE(small.says("one sequence of 4096 tokens takes 35.36 GiB")) << small.text;
+  EXPECT_TRUE(small.says("one sequence of 4096 tokens takes 35.36 GiB")) << small.out;
   EXPECT_TRUE(recipe("--micro-batch 7").says("--micro-batch 7 does not fit: at most 6"));
 }
 
@@ -226,7 +214,7 @@ TEST(Recipe, D7_SpeedFallsWithRanksAndMemoryStaysFlat) {
   TemporaryFolder dir;
   std::string csv = dir / "s.csv", svg = dir / "s.svg";
   Output out = recipe("--csv " + csv + " --svg " + svg);
-  ASSERT_EQ(out.status, 0) << out.text;
+  ASSERT_EQ(out.status, 0) << out.out;
   std::istringstream lines(content_of(csv));
   std::string line;
   std::getline(lines, line);

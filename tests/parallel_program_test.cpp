@@ -2,16 +2,13 @@
 // their own checks, with checkpoints, and with flags that are wrong.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "common/checks.h"
 #include "common/plan.h"
 #include "tests/layout.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
@@ -19,57 +16,17 @@ namespace {
 const std::string kDataParallel = LOCKSTEP_BINARY_DIR "/02_data_parallel/train";
 const std::string kZero = LOCKSTEP_BINARY_DIR "/03_zero/train";
 
-struct Output {
-  int status = 0;
-  std::string out;  // stdout and stderr
-  bool says(const std::string& part) const { return out.find(part) != std::string::npos; }
-  // What follows `word` in the last line that has it.
-  std::string after(const std::string& word) const {
-    size_t at = out.rfind(word);
-    if (at == std::string::npos) return "";
-    at += word.size();
-    return out.substr(at, out.find('\n', at) - at);
-  }
-};
-
-Output shell(const std::string& command) {
-  Output run;
-  FILE* pipe = popen(("exec 2>&1; export OMP_NUM_THREADS=1; " + command).c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) run.out.append(buffer, n);
-  int status = pclose(pipe);
-  run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
-}
-
-// A model that a test has time for; flags win over what stands in run.json.
-struct Program {
-  Program() {
-    std::string content;
-    for (int i = 0; i < 101 * 16 + 1; ++i) content += char('a' + i * i % 23);
-    nlohmann::json settings = {{"device", "cpu"},
-                               {"layers", 2},
-                               {"hidden", 20},
-                               {"heads", 2},
-                               {"ffn", 31},
-                               {"sequence", 16},
-                               {"micro-batch", 2},
-                               {"batch-tokens", 16 * 24},
-                               {"steps", 6},
-                               {"warmup", 2},
-                               {"sample", 4},
-                               {"evaluate-every", 4},
-                               {"evaluation-batches", 2},
-                               {"data", folder.write("text.txt", content)}};
-    folder.write("run.json", settings.dump());
-  }
-  std::string flags(const std::string& more) const {
-    return text(" --config ", at("run.json"), " ", more);
-  }
+struct Program : SmallRun {
+  Program()
+      : SmallRun({{"layers", 2},
+                  {"hidden", 20},
+                  {"heads", 2},
+                  {"batch-tokens", 16 * 24},
+                  {"steps", 6},
+                  {"evaluate-every", 4}}) {}
   Output run(const std::string& program, const std::string& more) const {
-    return shell(program + flags(more));
+    return shell_of_ranks(program + flags(more));
   }
-  std::string at(const std::string& name) const { return folder / name; }
 
   // loss, norm, tokens of every step that was logged.
   std::map<int64_t, std::vector<double>> log(const std::string& name) const {
@@ -87,7 +44,6 @@ struct Program {
     }
     return steps;
   }
-  TemporaryFolder folder;
 };
 
 void expect_close(const std::map<int64_t, std::vector<double>>& a,
@@ -250,7 +206,7 @@ TEST(ParallelProgram, TraceHasAllRanksAndCommunicationIsMeasured) {
   Program p;
   for (const std::string& command :
        {kDataParallel + p.flags("--sync naive"), kZero + p.flags("--stage 3")}) {
-    Output run = shell(command + " --ranks 2 --profile --trace " + p.at("trace.json"));
+    Output run = shell_of_ranks(command + " --ranks 2 --profile --trace " + p.at("trace.json"));
     ASSERT_EQ(run.status, 0) << run.out;
     EXPECT_TRUE(run.says("\ncommunication ")) << run.out;
     EXPECT_TRUE(run.says("of it exposed")) << run.out;
@@ -327,20 +283,21 @@ TEST(ParallelProgram, CheckFindsGradientsOfHalfTheBatchAndWrongWeights) {
 }
 
 TEST(ParallelProgram, RunsAsProcessesOverMpi) {
-  if (shell("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
+  if (shell_of_ranks("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
   Program p;
   const std::string launch = "LOCKSTEP_NO_INSTALL=1 LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR
                              " " LOCKSTEP_SOURCE_DIR "/lockstep run ";
   const std::string flags = p.flags(text("--check --check-replicas --checkpoint ", p.at("run"),
                                          " --stage 3 --log ", p.at("mpi")));
-  Output run = shell(launch + "03 -n 2" + flags);
+  Output run = shell_of_ranks(launch + "03 -n 2" + flags);
   ASSERT_EQ(run.status, 0) << run.out;
   EXPECT_TRUE(run.says("processes over MPI")) << run.out;
   EXPECT_TRUE(run.says("check   6 steps are those of one rank")) << run.out;
   // Sums are added in rank order in both: the same bits.
   ASSERT_EQ(p.run(kZero, "--ranks 2 --stage 3 --log " + p.at("threads")).status, 0);
   EXPECT_EQ(p.log("mpi"), p.log("threads"));
-  Output refused = shell(launch + "02 -n 2" + p.flags("--batch-tokens 96 --micro-batch 6"));
+  Output refused =
+      shell_of_ranks(launch + "02 -n 2" + p.flags("--batch-tokens 96 --micro-batch 6"));
   EXPECT_NE(refused.status, 0);
   EXPECT_TRUE(refused.says("error: rank 0: a global batch of 96 tokens would be 0.5"))
       << refused.out;

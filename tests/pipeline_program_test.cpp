@@ -1,67 +1,27 @@
 // The programs of 06 as their user meets them.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-
-#include <nlohmann/json.hpp>
 
 #include "06_pipeline_parallel/schedules.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
 
 const std::string kPrograms = LOCKSTEP_BINARY_DIR "/06_pipeline_parallel/";
 
-struct Output {
-  int status = 0;
-  std::string out;  // stdout and stderr
-  bool says(const std::string& part) const { return out.find(part) != std::string::npos; }
-  // What follows `word` in the last line that has it.
-  std::string after(const std::string& word) const {
-    size_t at = out.rfind(word);
-    if (at == std::string::npos) return "";
-    at += word.size();
-    return out.substr(at, out.find('\n', at) - at);
+// 24 sequences a step.
+struct Program : SmallRun {
+  Program()
+      : SmallRun({{"layers", 8},
+                  {"hidden", 20},
+                  {"heads", 2},
+                  {"batch-tokens", 16 * 24},
+                  {"steps", 6},
+                  {"evaluate-every", 4}}) {}
+  Output train(const std::string& more) const {
+    return shell_of_ranks(kPrograms + "train" + flags(more));
   }
-};
-Output shell(const std::string& command) {
-  Output run;
-  FILE* pipe = popen(("exec 2>&1; export OMP_NUM_THREADS=1; " + command).c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) run.out.append(buffer, n);
-  int status = pclose(pipe);
-  run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
-}
-
-// A model that a test has time for: 24 sequences a step. Flags win over what stands in run.json.
-struct Program {
-  Program() {
-    std::string content;
-    for (int i = 0; i < 101 * 16 + 1; ++i) content += char('a' + i * i % 23);
-    nlohmann::json settings = {{"device", "cpu"},
-                               {"layers", 8},
-                               {"hidden", 20},
-                               {"heads", 2},
-                               {"ffn", 31},
-                               {"sequence", 16},
-                               {"micro-batch", 2},
-                               {"batch-tokens", 16 * 24},
-                               {"steps", 6},
-                               {"warmup", 2},
-                               {"sample", 4},
-                               {"evaluate-every", 4},
-                               {"evaluation-batches", 2},
-                               {"data", folder.write("text.txt", content)}};
-    folder.write("run.json", settings.dump());
-  }
-  std::string flags(const std::string& more) const {
-    return text(" --config ", folder / "run.json", " ", more);
-  }
-  Output train(const std::string& more) const { return shell(kPrograms + "train" + flags(more)); }
-  std::string at(const std::string& name) const { return folder / name; }
-  TemporaryFolder folder;
 };
 
 double validation_loss(const Output& run) {
@@ -70,8 +30,8 @@ double validation_loss(const Output& run) {
 
 TEST(PipelineProgram, EveryScheduleIsOneRank) {
   Program p;
-  double one = validation_loss(
-      shell(LOCKSTEP_BINARY_DIR "/01_single_gpu/train" + p.flags("--evaluation-batches 4")));
+  double one = validation_loss(shell_of_ranks(LOCKSTEP_BINARY_DIR "/01_single_gpu/train" +
+                                              p.flags("--evaluation-batches 4")));
   EXPECT_GT(one, 1);
   auto expect_checked = [&](const std::string& flags) {
     Output run = p.train(text("--check --check-replicas --evaluation-batches 4 ", flags));
@@ -174,29 +134,31 @@ TEST(PipelineProgram, RefusesWhatCannotWork) {
 // 06 calibrated: idle shares of stages that sleep. Its figures are no test: machines are busy.
 TEST(PipelineProgram, CalibratedPutsMeasuredBesideTheFormula) {
   TemporaryFolder dir;
-  Output all = shell(kPrograms + "calibrated --ranks 2 --steps 1 --forward 2 --input 2 --weight 2");
+  Output all =
+      shell_of_ranks(kPrograms + "calibrated --ranks 2 --steps 1 --forward 2 --input 2 --weight 2");
   EXPECT_EQ(all.status, 0) << all.out;
   EXPECT_TRUE(all.says("2 ranks, 4 micro-batches; F, I, W: 2, 2, 2 ms")) << all.out;
   for (const std::string& schedule : schedule_names())
     EXPECT_TRUE(all.says(text("\n", schedule, " "))) << all.out;
   EXPECT_TRUE(all.says("\n1f1b              20 %      20 % ")) << all.out;  // 1/(4 + 1)
   std::string svg = dir / "sleep.svg";
-  Output one = shell(kPrograms + "calibrated --ranks 2 --schedule zb-h1 --steps 1 --svg " + svg);
+  Output one =
+      shell_of_ranks(kPrograms + "calibrated --ranks 2 --schedule zb-h1 --steps 1 --svg " + svg);
   EXPECT_EQ(one.status, 0) << one.out;
   EXPECT_TRUE(one.says("\nsimulated\nrank 0    F")) << one.out;
   EXPECT_NE(content_of(svg).find("measured</text>"), std::string::npos);
-  Output refused = shell(kPrograms + "calibrated --svg " + svg);
+  Output refused = shell_of_ranks(kPrograms + "calibrated --svg " + svg);
   EXPECT_NE(refused.status, 0);
   EXPECT_TRUE(refused.says("--svg draws one --schedule")) << refused.out;
 }
 
 TEST(PipelineProgram, RunsAsProcessesOverMpi) {
-  if (shell("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
+  if (shell_of_ranks("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
   Program p;
   const std::string launch = "LOCKSTEP_NO_INSTALL=1 LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR
                              " " LOCKSTEP_SOURCE_DIR "/lockstep run ";
-  Output run =
-      shell(launch + "06 -n 2" + p.flags("--pp 2 --check --check-replicas --schedule zb-h1"));
+  Output run = shell_of_ranks(launch + "06 -n 2" +
+                              p.flags("--pp 2 --check --check-replicas --schedule zb-h1"));
   ASSERT_EQ(run.status, 0) << run.out;
   EXPECT_TRUE(run.says("processes over MPI")) << run.out;
   EXPECT_TRUE(run.says("check   6 steps are those of one rank")) << run.out;

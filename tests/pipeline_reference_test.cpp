@@ -1,8 +1,8 @@
 // A batch that flows through a pipeline, against what Hugging Face's library computes with it at
 // once: loss, every gradient, ten training steps. LOCKSTEP_REFERENCE adds models (reference.h).
 
+#include "tests/layout_reference.h"
 #include "tests/pipeline_rig.h"
-#include "tests/reference.h"
 
 namespace lockstep {
 namespace {
@@ -41,35 +41,15 @@ class PipelineReference : public ::testing::TestWithParam<Case> {};
 TEST_P(PipelineReference, LossGradientsAndTenStepsOfAdamW) {
   const PipelineCase& c = GetParam().pipeline;
   ReferenceOutputs outputs(GetParam().directory);
-  Whole gradients, weights;
-  std::vector<double> losses = outputs.expected("adamw.losses");
-  std::vector<double> norms = outputs.expected("adamw.grad_norms");
-  run_threads(c.ranks(), GetParam().device, {.time_limit = 20}, [&](Communicator& world) {
+  const Device device = GetParam().device;
+  expect_reference(outputs, c.ranks(), device, [&](Communicator& world, auto train) {
     ProcessMesh mesh(world, {.dp = c.dp, .pp = c.pp});
-    LayoutRig::Settings s;
-    s.config = outputs.config();
-    s.device = GetParam().device;
-    s.rule = outputs.rule();
-    s.parallel.bucket_bytes = 20000;
-    s.weights = [&](const std::vector<Owned>& owned) { outputs.load_weights(owned); };
-    PipelineRig rig(s, c, mesh);
+    PipelineRig rig(reference_settings(outputs, device), c, mesh);
     std::vector<MicroBatch> mine;
     for (int i = 0; i < c.micro_batches; ++i)
-      mine.push_back(outputs.batch(s.device, {i * c.dp + mesh.here().dp, c.micro_batches * c.dp}));
-    for (size_t step = 0; step < losses.size(); ++step) {
-      rig.gradients(mine);
-      if (step == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
-      rig.update();
-      EXPECT_NEAR(rig.state().loss, losses[step], 1e-4 * losses[step]) << "step " << step;
-      EXPECT_NEAR(rig.state().gradient_norm, norms[step], 1e-4 * norms[step]) << "step " << step;
-    }
-    weights.add(rig.parallel->owned(), &Owned::master);
+      mine.push_back(outputs.batch(device, {i * c.dp + mesh.here().dp, c.micro_batches * c.dp}));
+    train(rig, mine);
   });
-  EXPECT_EQ(losses.size(), 10u);
-  for (const auto& [name, g] : gradients.get())
-    EXPECT_LE(relative_error(g, outputs.expected("grad." + name)), 1e-4) << name;
-  for (const auto& [name, w] : weights.get())
-    EXPECT_LE(relative_error(w, outputs.expected("adamw.final." + name)), 1e-3) << name;
 }
 
 INSTANTIATE_TEST_SUITE_P(HuggingFace, PipelineReference, ::testing::ValuesIn(cases()),

@@ -2,14 +2,13 @@
 // digit (all times are sums of binary fractions), and the sources' numbers. And the program.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <cstdio>
 
 #include "06_pipeline_parallel/closed_forms.h"
 #include "06_pipeline_parallel/draw_timeline.h"
 #include "06_pipeline_parallel/search.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
@@ -258,37 +257,25 @@ TEST(PipelineSimulate, TextAndTableOfATimeline) {
   EXPECT_THROW(idle(from_csv(head + "1,F,0,0,0,2\n")), Error);  // rank 0 does nothing
 }
 
-struct Output {
-  int status;
-  std::string text;
-  bool says(const std::string& part) const { return text.find(part) != std::string::npos; }
-};
 Output timeline(const std::string& flags) {
-  FILE* pipe =
-      popen((LOCKSTEP_BINARY_DIR "/06_pipeline_parallel/timeline " + flags + " 2>&1").c_str(), "r");
-  std::string out;
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) out.append(buffer, n);
-  int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out};
+  return shell(LOCKSTEP_BINARY_DIR "/06_pipeline_parallel/timeline " + flags);
 }
 
 TEST(PipelineSimulate, ProgramShowsWhatItSimulates) {
   Output out = timeline("");
-  EXPECT_EQ(out.status, 0) << out.text;
-  EXPECT_TRUE(out.says("64 actions and 48 messages in 22 rounds")) << out.text;
+  EXPECT_EQ(out.status, 0) << out.out;
+  EXPECT_TRUE(out.says("64 actions and 48 messages in 22 rounds")) << out.out;
   EXPECT_TRUE(out.says("step 33: idle 27.3 % of the clock, 37.5 % of what all ranks compute"));
-  EXPECT_TRUE(out.says("closed form      idle 9 on the clock; 9 on the span of rank 0"))
-      << out.text;
+  EXPECT_TRUE(out.says("closed form      idle 9 on the clock; 9 on the span of rank 0")) << out.out;
   Output found = timeline("--forward 1,1,1,1.4 --search");
-  EXPECT_TRUE(found.says("candidates with at most 4 activations: ")) << found.text;
-  EXPECT_FALSE(found.says("closed form")) << found.text;  // there is none
+  EXPECT_TRUE(found.says("candidates with at most 4 activations: ")) << found.out;
+  EXPECT_FALSE(found.says("closed form")) << found.out;  // there is none
 
   TemporaryFolder dir;
   std::string csv = dir / "m.csv", svg = dir / "m.svg";
   EXPECT_EQ(timeline("--schedule zb-h1 --csv " + csv).status, 0);
   Output both = timeline("--schedule zb-h1 --input 1.5 --measured " + csv + " --svg " + svg);
-  EXPECT_TRUE(both.says("planned") && both.says("measured")) << both.text;
+  EXPECT_TRUE(both.says("planned") && both.says("measured")) << both.out;
   EXPECT_NE(content_of(svg).find("measured</text>"), std::string::npos);
 }
 
@@ -306,7 +293,7 @@ TEST(PipelineSimulate, ProgramRefusesInOneSentence) {
            {"--csv /nowhere/x", "--csv /nowhere/x cannot be written"}}) {
     Output out = timeline(flags);
     EXPECT_NE(out.status, 0) << flags;
-    EXPECT_TRUE(out.says(part)) << out.text;
+    EXPECT_TRUE(out.says(part)) << out.out;
   }
 }
 

@@ -179,7 +179,7 @@ TEST(Pipeline, MeasuredTimelineHasTheScheduleAndItsTimes) {
       EXPECT_FALSE(watch.any());
       watch.start(mesh.pp(), Device::CPU);
       rig.gradients(flowing(deep_config(), {}, 4), watch.observer());
-      Timeline timeline = gather_timeline(mesh, Device::CPU, watch.spans());
+      Timeline timeline = gather_timeline(mesh, watch.spans());
       ASSERT_EQ(timeline.size(), 2u);
       for (size_t rank = 0; rank < 2; ++rank) {
         std::vector<Action> actions;

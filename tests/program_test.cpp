@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <cstdio>
 #include <fstream>
@@ -12,7 +11,7 @@
 #include "common/feed.h"
 #include "common/report.h"
 #include "tests/rig.h"
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
@@ -23,26 +22,7 @@ const char* const kSmall =
     " --device cpu --layers 1 --hidden 16 --heads 2 --sequence 16 --micro-batch 2 --sample 5"
     " --evaluation-batches 2 ";
 
-struct Output {
-  int status = 0;
-  std::string out;  // stdout and stderr
-  std::vector<std::string> lines() const {
-    std::vector<std::string> all;
-    std::istringstream stream(out);
-    for (std::string line; std::getline(stream, line);) all.push_back(line);
-    return all;
-  }
-};
-
-Output train(const std::string& flags) {
-  Output run;
-  FILE* pipe = popen((std::string(kTrain) + " " + flags + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) run.out.append(buffer, n);
-  int status = pclose(pipe);
-  run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
-}
+Output train(const std::string& flags) { return shell(text(kTrain, " ", flags)); }
 
 // One sentence on one line, before any work, and a non-zero exit.
 void expect_refused(const std::string& flags, const std::vector<std::string>& parts) {

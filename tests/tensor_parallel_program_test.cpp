@@ -2,62 +2,26 @@
 // checkpoints, and with flags that are wrong.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/temporary.h"
+#include "tests/shell.h"
 
 namespace lockstep {
 namespace {
 
 const std::string kProgram = LOCKSTEP_BINARY_DIR "/04_tensor_parallel/train";
 
-struct Output {
-  int status = 0;
-  std::string out;  // stdout and stderr
-  bool says(const std::string& part) const { return out.find(part) != std::string::npos; }
-};
-
-Output shell(const std::string& command) {
-  Output run;
-  FILE* pipe = popen(("exec 2>&1; export OMP_NUM_THREADS=1; " + command).c_str(), "r");
-  char buffer[4096];
-  while (size_t n = fread(buffer, 1, sizeof buffer, pipe)) run.out.append(buffer, n);
-  int status = pclose(pipe);
-  run.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return run;
-}
-
-// A model that a test has time for; flags win over what stands in run.json.
-struct Program {
-  Program() {
-    std::string content;
-    for (int i = 0; i < 101 * 16 + 1; ++i) content += char('a' + i * i % 23);
-    nlohmann::json settings = {{"device", "cpu"},
-                               {"layers", 2},
-                               {"hidden", 24},
-                               {"heads", 6},
-                               {"kv-heads", 2},
-                               {"ffn", 31},
-                               {"sequence", 16},
-                               {"micro-batch", 2},
-                               {"batch-tokens", 16 * 12},
-                               {"steps", 4},
-                               {"warmup", 2},
-                               {"sample", 4},
-                               {"evaluation-batches", 2},
-                               {"data", folder.write("text.txt", content)}};
-    folder.write("run.json", settings.dump());
-  }
-  std::string flags(const std::string& more) const {
-    return text(" --config ", at("run.json"), " ", more);
-  }
-  Output run(const std::string& more) const { return shell(kProgram + flags(more)); }
-  std::string at(const std::string& name) const { return folder / name; }
-  TemporaryFolder folder;
+struct Program : SmallRun {
+  Program()
+      : SmallRun({{"layers", 2},
+                  {"hidden", 24},
+                  {"heads", 6},
+                  {"kv-heads", 2},
+                  {"batch-tokens", 16 * 12},
+                  {"steps", 4}}) {}
+  Output run(const std::string& more) const { return shell_of_ranks(kProgram + flags(more)); }
 };
 
 TEST(TensorParallelProgram, EveryVariantPassesItsOwnChecks) {
@@ -155,9 +119,10 @@ TEST(TensorParallelProgram, RefusesWhatCannotWork) {
 }
 
 TEST(TensorParallelProgram, RunsAsProcessesOverMpi) {
-  if (shell("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
+  if (shell_of_ranks("command -v mpirun").status != 0) GTEST_SKIP() << "there is no mpirun here";
   Program p;
-  Output run = shell("LOCKSTEP_NO_INSTALL=1 LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR
+  Output run =
+      shell_of_ranks("LOCKSTEP_NO_INSTALL=1 LOCKSTEP_PROGRAMS=" LOCKSTEP_BINARY_DIR
                      " " LOCKSTEP_SOURCE_DIR "/lockstep run 04 -n 2" +
                      p.flags("--tp 2 --sequence-parallel --overlap 2 --check --check-replicas"));
   ASSERT_EQ(run.status, 0) << run.out;

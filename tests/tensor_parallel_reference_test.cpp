@@ -1,7 +1,7 @@
 // Ranks that share every matrix, against what Hugging Face's library computes with all of it:
 // logits, loss, every gradient, ten training steps. LOCKSTEP_REFERENCE adds models (reference.h).
 
-#include "tests/reference.h"
+#include "tests/layout_reference.h"
 #include "tests/tensor_parallel_cases.h"
 
 namespace lockstep {
@@ -24,14 +24,9 @@ std::vector<Case> cases() {
   return all;
 }
 LayoutRig::Settings settings(const Case& c, const ReferenceOutputs& outputs) {
-  LayoutRig::Settings s;
-  s.config = outputs.config();
+  LayoutRig::Settings s = reference_settings(outputs, c.device);
   s.sync = Sync::Zero1;
-  s.device = c.device;
-  s.rule = outputs.rule();
-  s.parallel.bucket_bytes = 20000;
   s.tensor_parallel = c.variant.how;
-  s.weights = [&](const std::vector<Owned>& owned) { outputs.load_weights(owned); };
   return s;
 }
 
@@ -40,27 +35,12 @@ class TensorParallelReference : public ::testing::TestWithParam<Case> {};
 TEST_P(TensorParallelReference, LossGradientsAndTenStepsOfAdamW) {
   const Case& c = GetParam();
   ReferenceOutputs outputs(c.directory);
-  Whole gradients, weights;
-  std::vector<double> losses = outputs.expected("adamw.losses");
-  std::vector<double> norms = outputs.expected("adamw.grad_norms");
-  run_threads(int(c.shape.ranks()), c.device, {.time_limit = 20}, [&](Communicator& world) {
+  const int ranks = int(c.shape.ranks());
+  expect_reference(outputs, ranks, c.device, [&](Communicator& world, auto train) {
     ProcessMesh mesh(world, c.shape, outputs.config().kv_heads);
     LayoutRig rig(settings(c, outputs), mesh);
-    MicroBatch mine = outputs.batch(c.device, {mesh.here().dp, c.shape.dp});
-    for (size_t step = 0; step < losses.size(); ++step) {
-      rig.gradients({mine});
-      if (step == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
-      rig.update();
-      EXPECT_NEAR(rig.state().loss, losses[step], 1e-4 * losses[step]) << "step " << step;
-      EXPECT_NEAR(rig.state().gradient_norm, norms[step], 1e-4 * norms[step]) << "step " << step;
-    }
-    weights.add(rig.parallel->owned(), &Owned::master);
+    train(rig, {outputs.batch(c.device, {mesh.here().dp, c.shape.dp})});
   });
-  EXPECT_EQ(losses.size(), 10u);
-  for (const auto& [name, g] : gradients.get())
-    EXPECT_LE(relative_error(g, outputs.expected("grad." + name)), 1e-4) << name;
-  for (const auto& [name, w] : weights.get())
-    EXPECT_LE(relative_error(w, outputs.expected("adamw.final." + name)), 1e-3) << name;
 }
 
 // A rank reads its rows of the head, and has their logits.
