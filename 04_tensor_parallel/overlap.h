@@ -24,7 +24,7 @@ namespace lockstep {
 
 class Overlap {
  public:
-  Overlap(Communicator& tp, int chunks) : tp_(tp), chunks_(chunks) {}
+  Overlap(Communicator& tp, int chunks) : tp_(tp), chunks_(chunks) { tp.connect(); }
 
   // x [T/N, K], rows of its own on each rank -> [T, this rank's outputs]
   Var column_linear(Tape& tape, const Var& x, const Projection& p) const {

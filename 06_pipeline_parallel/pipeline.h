@@ -43,6 +43,7 @@ class Pipeline {
     require(placement.ranks == pp.size() && placement.chunks == int(chunks_.size()),
             "a schedule for ", placement.ranks, " ranks with ", placement.chunks,
             " chunks each, and there are ", pp.size(), " with ", chunks_.size());
+    pp.connect();
   }
 
   // Forward and backward of all micro-batches. add_loss is called with each one's loss on the rank

@@ -6,8 +6,10 @@
 //                 ░░░░ all-reduce ░░░░              shorter than one after the other
 //
 //     mpirun -n 2 build/08_kernels/contention --device cuda
+//     mpirun -n 2 build/08_kernels/contention --device cuda --by copies
 //
-// The all-reduce is large enough to be under way as long as the matmuls are.
+// Copy engines move without multiprocessors (common/comm_copies.h); what is left to fight for is
+// memory. The all-reduce is large enough to be under way as long as the matmuls are.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -23,6 +25,7 @@ namespace {
 
 struct Flags {
   int64_t size = 8192, megabytes = 1024, matmuls = 2, rounds = 15;
+  std::string by = "kernels";
 };
 
 double median(std::vector<double> values) {
@@ -61,8 +64,8 @@ void run(Communicator& world, const Flags& f) {
   }
   if (world.rank() > 0) return;
   double alone = median(matmuls), beside = median(overlapped), moved = median(message_alone);
-  std::printf("%d ranks, %s, %s\n", world.size(), world.backend(),
-              device::name(Device::CUDA).c_str());
+  std::printf("%d ranks, %s, messages by %s\n", world.size(), device::name(Device::CUDA).c_str(),
+              f.by.c_str());
   std::printf("%lld matmuls of %lld^3 alone          %9.2f ms\n", static_cast<long long>(f.matmuls),
               static_cast<long long>(f.size), alone * 1e3);
   std::printf("all-reduce of %lld MB alone           %9.2f ms\n",
@@ -89,10 +92,13 @@ int main(int argc, char** argv) {
           whole(number("--megabytes", f.megabytes, "of the message"), 1, 16384);
           whole(number("--matmuls", f.matmuls, "beside one message"), 1, 1000);
           whole(number("--rounds", f.rounds, "of which the median counts"), 1, 1000);
+          word(number("--by", f.by, "who moves the message: NCCL's kernels, or copies"),
+               {"kernels", "copies"});
         });
     if (!launch) return 0;
     require(launch->device == Device::CUDA,
             "contention is between kernels of a GPU: say --device cuda");
+    launch->options.copy_from = f.by == "kernels" ? INT64_MAX : 1;
     return run_ranks(*launch, [&](Communicator& world) { run(world, f); });
   });
 }

@@ -64,6 +64,9 @@ class Communicator {
     // that have no message in it need not call it.
     bool check_calls = false;
     bool check_buffers = false;  // a buffer that changed between launch and wait() is found
+    // GPUs that reach each other's memory move buffers of at least so many bytes by copy engines
+    // (comm_copies.h), smaller ones by NCCL's kernels.
+    int64_t copy_from = 1 << 20;
   };
   virtual ~Communicator() = default;
   int rank() const { return rank_; }
@@ -71,8 +74,8 @@ class Communicator {
   const std::string& name() const { return name_; }  // of the group: "world", "dp", …
   virtual const char* backend() const = 0;
 
-  // In place. Sums add in rank order per element (threads, mpi); bf16 and fp16 are added in fp32
-  // and rounded once.
+  // In place. Sums add in rank order per element (but for NCCL's kernels); bf16 and fp16 are added
+  // in fp32 and rounded once.
   Work all_reduce(Tensor buffer, ReduceOp op = ReduceOp::Sum);
   Work reduce(Tensor buffer, int root, ReduceOp op = ReduceOp::Sum);  // others' buffers stay
   Work broadcast(Tensor buffer, int root);
@@ -90,6 +93,9 @@ class Communicator {
   // to each other do not wait for each other. Messages between two ranks match in posting order.
   Work exchange(std::vector<P2P> messages);
   void barrier();
+  // Collective. Opens what the group's first large collective would open; messages, which two ranks
+  // post alone, cannot.
+  virtual void connect() {}
 
   // Ranks that say the same color (0 or more) form a group, ordered by key (then by rank).
   // Collective.

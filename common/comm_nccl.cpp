@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <exception>
 
+#include "common/comm_copies.h"
 #include "common/comm_nccl_watch.h"
 #include "common/device.h"
 #include "common/device_cuda.h"
@@ -54,6 +55,7 @@ class NcclCommunicator : public Communicator {
                    std::shared_ptr<NcclWatch> watch, std::shared_ptr<NcclWatch::Group> group);
   ~NcclCommunicator() override;
   const char* backend() const override { return "nccl"; }
+  void connect() override;
 
   // Opens the group that the watch will know as `name` and lets `start` make NCCL's part of it.
   static std::shared_ptr<NcclWatch::Group> start(NcclWatch& watch, int world_rank,
@@ -77,19 +79,19 @@ class NcclCommunicator : public Communicator {
 
  private:
   void end() noexcept;
+  CopyEngines* copies_for(const Tensor& largest);
   // Enqueues what `call` enqueues in the communicator's stream, between ready and done.
   Pending enqueue(const char* what, std::vector<Tensor> buffers, const std::function<void()>& call);
-  // Messages posted together, as one kernel. Parts without elements are left out on both sides.
-  Pending enqueue_group(const char* what, std::vector<Tensor> buffers,
-                        const std::function<void()>& post);
-  void send(const Tensor& t, int to);
-  void receive(const Tensor& t, int from);
-  void copy_own(const Tensor& to, const Tensor& from);
+  // Messages posted together: NCCL's as one kernel. It matches those between two ranks in posting
+  // order, as inboxes do. Parts without elements are left out on both sides.
+  Pending post(const char* what, std::vector<Tensor> buffers, const std::vector<P2P>& messages);
 
   std::shared_ptr<NcclWatch> watch_;
   std::shared_ptr<NcclWatch::Group> group_;
   ncclComm_t comm_;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<CopyEngines> copies_;
+  bool connected_ = false, telling_ = false;
 };
 
 // ---- Beginning and end ----
@@ -118,6 +120,7 @@ NcclCommunicator::~NcclCommunicator() {
 
 void NcclCommunicator::end() noexcept try {
   cudaStreamSynchronize(stream_);
+  if (copies_) copies_->close([this](auto& mine) { return exchange_texts("the end", mine); });
   watch_->set_comm(*group_, nullptr);
   watch_->block(*group_, "the end of the group", [&] { ncclCommDestroy(comm_); });
   cudaStreamDestroy(stream_);
@@ -194,9 +197,26 @@ Communicator::Pending NcclCommunicator::enqueue(const char* what, std::vector<Te
   return std::make_unique<NcclState>(std::move(operation), std::move(buffers));
 }
 
+void NcclCommunicator::connect() {
+  if (size() == 1 || std::exchange(connected_, true)) return;
+  copies_ = CopyEngines::open(rank(), size(), [this](const std::string& mine) {
+    return exchange_texts("the opening of inboxes", mine);
+  });
+}
+
+// Null where NCCL is to do it: a graph would repeat the numbers of pieces that it has captured, and
+// the texts that connect ranks cannot go by what they connect.
+CopyEngines* NcclCommunicator::copies_for(const Tensor& largest) {
+  if (telling_ || largest.bytes() < options().copy_from || device::capturing()) return nullptr;
+  connect();
+  return copies_.get();
+}
+
 Communicator::Pending NcclCommunicator::do_all_reduce(const Tensor& buffer, ReduceOp op) {
   ncclDataType_t type = nccl_type(buffer.dtype());
+  CopyEngines* copies = copies_for(buffer);
   return enqueue("all_reduce", {buffer}, [&] {
+    if (copies) return copies->all_reduce(buffer, op, stream_);
     check(ncclAllReduce(buffer.raw(), buffer.raw(), size_t(buffer.size()), type, nccl_op(op), comm_,
                         stream_));
   });
@@ -220,7 +240,9 @@ Communicator::Pending NcclCommunicator::do_broadcast(const Tensor& buffer, int r
 
 // In place if shard is the rank's own part of whole: NCCL compares the addresses.
 Communicator::Pending NcclCommunicator::do_all_gather(const Tensor& shard, const Tensor& whole) {
+  CopyEngines* copies = copies_for(whole);
   return enqueue("all_gather", {shard, whole}, [&] {
+    if (copies) return copies->all_gather(shard, whole, stream_);
     check(
         ncclAllGather(shard.raw(), whole.raw(), size_t(shard.bytes()), ncclUint8, comm_, stream_));
   });
@@ -229,87 +251,77 @@ Communicator::Pending NcclCommunicator::do_all_gather(const Tensor& shard, const
 Communicator::Pending NcclCommunicator::do_reduce_scatter(const Tensor& whole, const Tensor& shard,
                                                           ReduceOp op) {
   ncclDataType_t type = nccl_type(whole.dtype());
+  CopyEngines* copies = copies_for(whole);
   return enqueue("reduce_scatter", {whole, shard}, [&] {
+    if (copies) return copies->reduce_scatter(whole, shard, op, stream_);
     check(ncclReduceScatter(whole.raw(), shard.raw(), size_t(shard.size()), type, nccl_op(op),
                             comm_, stream_));
   });
 }
 
-Communicator::Pending NcclCommunicator::enqueue_group(const char* what, std::vector<Tensor> buffers,
-                                                      const std::function<void()>& post) {
+Communicator::Pending NcclCommunicator::post(const char* what, std::vector<Tensor> buffers,
+                                             const std::vector<P2P>& messages) {
+  std::vector<P2P> by_copy, by_kernel;
+  Tensor own_from, own_to;
+  for (const P2P& m : messages) {
+    if (m.peer == rank()) {
+      (m.kind == P2P::Send ? own_from : own_to) = m.buffer;
+    } else if (m.buffer.bytes() > 0) {
+      (copies_ && copies_for(m.buffer) ? by_copy : by_kernel).push_back(m);
+    }
+  }
   return enqueue(what, std::move(buffers), [&] {
+    if (own_to.raw() != own_from.raw()) {
+      device::OnStream on(stream_);
+      copy(own_to, own_from);
+    }
+    if (!by_copy.empty()) copies_->exchange(by_copy, stream_);
     check(ncclGroupStart());
-    post();
+    for (const P2P& m : by_kernel) {
+      size_t bytes = size_t(m.buffer.bytes());
+      check(m.kind == P2P::Send
+                ? ncclSend(m.buffer.raw(), bytes, ncclUint8, m.peer, comm_, stream_)
+                : ncclRecv(m.buffer.raw(), bytes, ncclUint8, m.peer, comm_, stream_));
+    }
     check(ncclGroupEnd());
   });
 }
 
-void NcclCommunicator::send(const Tensor& t, int to) {
-  if (t.bytes() > 0) check(ncclSend(t.raw(), size_t(t.bytes()), ncclUint8, to, comm_, stream_));
-}
-
-void NcclCommunicator::receive(const Tensor& t, int from) {
-  if (t.bytes() > 0) check(ncclRecv(t.raw(), size_t(t.bytes()), ncclUint8, from, comm_, stream_));
-}
-
-void NcclCommunicator::copy_own(const Tensor& to, const Tensor& from) {
-  require(to.bytes() == from.bytes(), "rank ", rank(), " would send itself ", from.bytes(),
-          " bytes and receive ", to.bytes());
-  if (to.bytes() > 0 && to.raw() != from.raw())
-    check(cudaMemcpyAsync(to.raw(), from.raw(), size_t(to.bytes()), cudaMemcpyDeviceToDevice,
-                          stream_));
-}
-
 Communicator::Pending NcclCommunicator::do_gather(const Tensor& shard, const Tensor& whole,
                                                   int root) {
-  int64_t each = shard.size();
-  return enqueue_group("gather", {shard, whole}, [&] {
-    if (rank() != root) return send(shard, root);
-    for (int r = 0; r < size(); ++r)
-      r == root ? copy_own(whole.flat(r * each, each), shard)
-                : receive(whole.flat(r * each, each), r);
-  });
+  std::vector<P2P> messages = {{P2P::Send, root, shard}};
+  for (int r = 0; rank() == root && r < size(); ++r)
+    messages.push_back({P2P::Receive, r, whole.flat(r * shard.size(), shard.size())});
+  return post("gather", {shard, whole}, messages);
 }
 
 Communicator::Pending NcclCommunicator::do_scatter(const Tensor& whole, const Tensor& shard,
                                                    int root) {
-  int64_t each = shard.size();
-  return enqueue_group("scatter", {whole, shard}, [&] {
-    if (rank() != root) return receive(shard, root);
-    for (int r = 0; r < size(); ++r)
-      r == root ? copy_own(shard, whole.flat(r * each, each)) : send(whole.flat(r * each, each), r);
-  });
+  std::vector<P2P> messages = {{P2P::Receive, root, shard}};
+  for (int r = 0; rank() == root && r < size(); ++r)
+    messages.push_back({P2P::Send, r, whole.flat(r * shard.size(), shard.size())});
+  return post("scatter", {whole, shard}, messages);
 }
 
-Communicator::Pending NcclCommunicator::do_all_to_all(const Tensor& send_from,
+Communicator::Pending NcclCommunicator::do_all_to_all(const Tensor& send,
                                                       const std::vector<int64_t>& send_rows,
-                                                      const Tensor& recv_into,
+                                                      const Tensor& recv,
                                                       const std::vector<int64_t>& recv_rows) {
-  return enqueue_group("all_to_all", {send_from, recv_into}, [&] {
-    int64_t sent = 0, received = 0;
-    for (int r = 0; r < size(); ++r) {
-      Tensor to_r = send_from.rows(sent, send_rows[size_t(r)]);
-      Tensor from_r = recv_into.rows(received, recv_rows[size_t(r)]);
-      sent += send_rows[size_t(r)];
-      received += recv_rows[size_t(r)];
-      if (r == rank()) {
-        copy_own(from_r, to_r);
-      } else {
-        send(to_r, r);
-        receive(from_r, r);
-      }
-    }
-  });
+  std::vector<P2P> messages;
+  int64_t sent = 0, received = 0;
+  for (int r = 0; r < size(); ++r) {
+    messages.push_back({P2P::Send, r, send.rows(sent, send_rows[size_t(r)])});
+    messages.push_back({P2P::Receive, r, recv.rows(received, recv_rows[size_t(r)])});
+    sent += send_rows[size_t(r)];
+    received += recv_rows[size_t(r)];
+  }
+  return post("all_to_all", {send, recv}, messages);
 }
 
-// NCCL matches the messages between two ranks in posting order.
 Communicator::Pending NcclCommunicator::do_exchange(const std::vector<P2P>& messages) {
   std::vector<Tensor> buffers;
   for (const P2P& m : messages) buffers.push_back(m.buffer);
-  return enqueue_group("exchange", std::move(buffers), [&] {
-    for (const P2P& m : messages)
-      m.kind == P2P::Send ? send(m.buffer, m.peer) : receive(m.buffer, m.peer);
-  });
+  return post("exchange", std::move(buffers), messages);
 }
 
 // Behind everything that the rank has enqueued so far.
@@ -324,6 +336,7 @@ void NcclCommunicator::do_barrier() {
 // As one all_gather of slots as long as the longest text.
 std::vector<std::string> NcclCommunicator::exchange_texts(std::string_view,
                                                           const std::string& mine) {
+  telling_ = true;
   Tensor longest =
       Tensor::from<int64_t>({int64_t(mine.size())}, {1}, Device::CUDA, Category::Buffers);
   do_all_reduce(longest, ReduceOp::Max)->wait();
@@ -334,6 +347,7 @@ std::vector<std::string> NcclCommunicator::exchange_texts(std::string_view,
   Tensor whole =
       Tensor::empty({int64_t(slot) * size()}, DType::U8, Device::CUDA, Category::Buffers);
   do_all_gather(part, whole)->wait();
+  telling_ = false;
   std::vector<uint8_t> all = whole.values<uint8_t>();
   std::vector<std::string> texts;
   for (size_t r = 0; r < size_t(size()); ++r)

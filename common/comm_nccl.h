@@ -13,9 +13,12 @@
 // process with a sentence when NCCL reports an error, or when an operation whose input is there is
 // not done within the time limit.
 //
-// Two things differ from the other backends. Sums do not add in rank order, and bf16 and fp16 are
-// rounded at every hop. And groups share the GPU, so all ranks must launch all their operations in
-// one order, over all groups: Ledger's strict_order() tells whether they do.
+// Large buffers of GPUs that reach each other's memory do not need kernels: copy engines move them
+// in the same stream (comm_copies.h).
+//
+// Two things differ from the other backends. Sums of NCCL's kernels do not add in rank order, and
+// round bf16 and fp16 at every hop. And groups share the GPU, so all ranks must launch all their
+// operations in one order, over all groups: Ledger's strict_order() tells whether they do.
 //
 // How a program gets there: gpu_ranks.h.
 

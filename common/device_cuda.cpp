@@ -22,6 +22,8 @@ static Found look() {
   // Kernels are loaded now and not on first use: loading one waits for the whole device, on which a
   // collective may be waiting for another rank. Read once, by the first CUDA call of the process.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  // Streams that share one of the GPU's queues (8 unless said otherwise) would wait for each other.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   Found found;
   cudaError_t status = cudaGetDeviceCount(&found.count);
   if (status != cudaSuccess || found.count == 0) {
@@ -79,7 +81,13 @@ struct RankStream {
   }
 };
 
+static thread_local cudaStream_t instead = nullptr;
+
+OnStream::OnStream(cudaStream_t stream) { instead = stream; }
+OnStream::~OnStream() { instead = nullptr; }
+
 cudaStream_t stream() {
+  if (instead) return instead;
   // Never destroyed: tensors of this thread may be freed after its thread-local objects are gone.
   thread_local RankStream* rank = new RankStream;
   return rank->stream;

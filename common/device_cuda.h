@@ -17,6 +17,14 @@ namespace device {
 // The stream on which everything of this rank runs, in order. Thread-local, like the memory
 // account.
 cudaStream_t stream();
+
+// While it lives, what the calling thread enqueues goes into another stream instead.
+class OnStream {
+ public:
+  explicit OnStream(cudaStream_t stream);
+  ~OnStream();
+  OnStream(const OnStream&) = delete;
+};
 }  // namespace device
 
 }  // namespace lockstep

@@ -12,6 +12,9 @@ void add_launch_flags(CLI::App& app, Launch& launch) {
   whole(number("--ranks", launch.ranks, "ranks as threads of this process"), 1, 256);
   real(number("--time-limit", launch.options.time_limit, "seconds that a rank waits for others"), 0,
        1e6, true);
+  whole(number("--copy-from", launch.options.copy_from,
+               "bytes from which GPUs move buffers by copy engines; below, by NCCL's kernels"),
+        0, int64_t(1) << 60);
   app.add_flag("--check-calls", launch.options.check_calls,
                "ranks agree on operation and sizes before each call");
   app.add_flag("--check-buffers", launch.options.check_buffers,

@@ -21,18 +21,28 @@ LayoutRig::Settings settings(const TensorCase& c, DType compute) {
   return s;
 }
 
+// Rounded to bf16, two runs differ by what each rounded; a sum cut over four ranks is rounded four
+// times before it is added. So both are held against the exact gradients: the cut run may be twice
+// as far from them as the whole one. (On a CPU at most 2.2 times; a missing sum is off by 100 %.)
+void expect_as_precise(const Trained& many, const Trained& one, const Trained& exact) {
+  for (const auto& [name, g] : exact.gradients) {
+    double allowed = 2 * relative_error(one.gradients.at(name), g) + 1e-2;
+    EXPECT_LE(relative_error(many.gradients.at(name), g), allowed) << "gradient of " << name;
+  }
+  EXPECT_NEAR(many.losses[0], exact.losses[0], 2e-2 * exact.losses[0]);
+}
+
 TEST_P(CudaTensorParallel, EveryVariantIsOneRank) {
-  bool exact = GetParam() == DType::F32;
-  int steps = exact ? 3 : 1;  // in bf16 AdamW turns rounding into steps
-  Tolerance tolerance{.loss = 1e-5, .gradient = 1e-5, .weight = 1e-5};
-  // Both runs are rounded to bf16, each within 2e-2 of the exact gradient. Biases begin at zero, so
-  // AdamW's first step makes a whole weight of the sign of a gradient: they are not compared.
-  if (!exact) tolerance = {.loss = 2e-2, .gradient = 4e-2, .weight = INFINITY};
+  bool exactly = GetParam() == DType::F32;
+  int steps = exactly ? 3 : 1;     // in bf16 AdamW turns rounding into steps
   for (size_t number : {6, 13}) {  // tied with biases; grouped heads with biases and dropout
     TensorModel model = model_number(number);
-    LayoutRig::Settings alone = settings({1, 1, kVariants[0], Sync::Naive, model}, GetParam());
-    alone.tensor_parallel.reset();
-    Trained one = train(1, alone, 1, steps);
+    auto alone = [&](DType compute) {
+      LayoutRig::Settings s = settings({1, 1, kVariants[0], Sync::Naive, model}, compute);
+      s.tensor_parallel.reset();
+      return train(1, s, 1, steps);
+    };
+    Trained one = alone(GetParam()), exact = alone(DType::F32);
     for (const Variant& variant : kVariants)
       for (MeshShape shape :
            {MeshShape{.tp = 2}, MeshShape{.tp = 4}, MeshShape{.dp = 2, .tp = 2}}) {
@@ -41,7 +51,10 @@ TEST_P(CudaTensorParallel, EveryVariantIsOneRank) {
         SCOPED_TRACE(c.name());
         Trained many = train(shape, settings(c, GetParam()), 2, steps, {.time_limit = 20});
         expect_bitwise(many.start, one.start);
-        expect_same(many, one, tolerance);
+        if (exactly)
+          expect_same(many, one, {.loss = 1e-5, .gradient = 1e-5, .weight = 1e-5});
+        else
+          expect_as_precise(many, one, exact);
         EXPECT_EQ(strict_order(many.ledgers), "");
       }
   }

@@ -1,6 +1,6 @@
-// Ranks as GPUs over NCCL. What all backends promise is in comm_contract.h; here is what NCCL adds:
-// a host that never waits, buffers that outlive their owners, groups, types. Runs under mpirun with
-// 2, 4 and 8 ranks, through nccl_hostid.sh where these are more than GPUs:
+// Ranks as GPUs over NCCL and copy engines. What all backends promise is in comm_contract.h; here
+// is what these add: a host that never waits, buffers that outlive their owners, groups, types.
+// Runs under mpirun with 2, 4 and 8 ranks, through nccl_hostid.sh where these are more than GPUs:
 //
 //   mpirun -n 4 tests/nccl_hostid.sh build/tests/mpi_nccl_test
 
@@ -72,7 +72,42 @@ class Nccl : public ::testing::Test {
 };
 
 TEST_F(Nccl, C12_KeepsTheContractOfAllBackends) {
-  expect_none(check_contract(world(), {.device = Device::CUDA, .rank_order = false}));
+  auto kernels_only = gpu_world({.time_limit = 60, .copy_from = INT64_MAX});
+  expect_none(check_contract(*kernels_only, {.device = Device::CUDA, .rank_order = false}));
+}
+
+TEST_F(Nccl, CopyEnginesKeepItAndAddInRankOrder) {
+  auto copies_only = gpu_world({.time_limit = 60, .copy_from = 1});
+  expect_none(check_contract(*copies_only, {.device = Device::CUDA, .rank_order = true}));
+}
+
+// Of a size that no number of pieces, ranks or elements in 16 bytes divides, and more than an inbox
+// has slots for.
+TEST_F(Nccl, CopyEnginesMoveManyPieces) {
+  int n = size(), next = (rank() + 1) % n, previous = (rank() + n - 1) % n;
+  for (DType t : {DType::F32, DType::BF16}) {
+    int64_t each = (int64_t(42) << 20) / int64_t(size_of(t)) + 13;
+    auto of_rank = [](int r) { return [r](int64_t i) { return double((i + 31 * r) % 97); }; };
+    auto sum = [&](int64_t i) {
+      double all = 0;
+      for (int r = 0; r < n; ++r) all += of_rank(r)(i);
+      return t == DType::BF16 ? double(float(bf16(float(all)))) : all;
+    };
+    Checker check(world());
+    Tensor whole = filled(t, {n * each}, Device::CUDA, of_rank(rank()));
+    Tensor part = filled(t, {each}, Device::CUDA, of_rank(rank()));
+    Tensor came = whole.like({each});
+    world().reduce_scatter(whole, came).wait();
+    check.expect_values("reduce_scatter", came, [&](int64_t i) { return sum(rank() * each + i); });
+    world().all_reduce(whole).wait();
+    check.expect_values("all_reduce", whole, sum);
+    world().all_gather(part, whole).wait();
+    check.expect_values("all_gather", whole,
+                        [&](int64_t i) { return of_rank(int(i / each))(i % each); });
+    world().exchange({{P2P::Send, next, part}, {P2P::Receive, previous, came}}).wait();
+    check.expect_values("exchange", came, of_rank(previous));
+    expect_none(check.take());
+  }
 }
 
 TEST_F(Nccl, RanksAgreeBeforeEachCall) {
@@ -156,7 +191,9 @@ TEST_F(Nccl, KernelsRunWhileAMessageIsUnderWay) {
   Work sum = world().all_reduce(x);
   k().add_into(y, y);
   device::synchronize();
-  if (rank() < size() - 1) EXPECT_LT(seconds_since(start), 0.4);
+  if (rank() < size() - 1) {
+    EXPECT_LT(seconds_since(start), 0.4);
+  }
   sum.wait();
   expect_all(y, 2);
   expect_all(x, size() * (size() - 1) / 2);

@@ -7,7 +7,11 @@
 set -euo pipefail
 rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 ranks=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:-1}}
-gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c GPU) || gpus=0
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+  gpus=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+else
+  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c GPU) || gpus=0
+fi
 if [[ $gpus -gt 0 && $ranks -gt $gpus ]]; then
   export NCCL_HOSTID=set-$((rank / gpus))
 fi

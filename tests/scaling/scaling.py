@@ -6,7 +6,9 @@
 
 Each GPU gets the same work whatever their number: 8 sequences a step. For every number of GPUs there
 is one reference, the same global batch on one GPU, whose losses the ten steps of each technique must
-repeat. Writes scaling.csv, scaling.md and scaling.svg. Needs nothing but Python's own library.
+repeat. Writes scaling.csv, scaling.md and scaling.svg. Rows of other numbers of GPUs that are already
+in scaling.csv stay, so that --counts 2 and later --counts 4 make one table. Needs nothing but Python's
+own library.
 """
 import argparse
 import csv
@@ -23,7 +25,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 TECHNIQUES = [
     ("DP", "02_data_parallel/train", lambda n: [], lambda n: True),
     ("ZeRO-1", "03_zero/train", lambda n: ["--stage", "1", "--gather", "optimizer"], lambda n: True),
-    ("ZeRO-2", "03_zero/train", lambda n: ["--stage", "2"], lambda n: True),
+    ("ZeRO-2", "03_zero/train", lambda n: ["--stage", "2", "--gather", "optimizer"], lambda n: True),
     ("ZeRO-3", "03_zero/train", lambda n: ["--stage", "3"], lambda n: True),
     ("TP + SP", "04_tensor_parallel/train",
      lambda n: ["--tp", str(n), "--sequence-parallel", "--overlap", "1"], lambda n: True),
@@ -97,8 +99,18 @@ def row(name, gpus, text, log, reference):
             round(last["memory_bytes"] / 2**30, 2), f"{apart:.1e}"]
 
 
+def earlier(counts):
+    if not os.path.exists(f"{a.out}/scaling.csv"):
+        return []
+    with open(f"{a.out}/scaling.csv", newline="") as table:
+        rows = [[row[0], int(row[1])] + row[2:] for row in list(csv.reader(table))[1:]]
+    rows = [row for row in rows if row[1] not in counts and row[2] != "failed"]
+    return [row[:2] + [int(row[2])] + row[3:] for row in rows]
+
+
 def measure():
-    rows, counts = [], [n for n in map(int, a.counts.split(",")) if n <= a.gpus]
+    counts = [n for n in map(int, a.counts.split(",")) if n <= a.gpus]
+    rows = earlier(counts)
     for n in counts:
         log = f"{a.out}/one_{n}.jsonl"
         text = run("01_single_gpu/train", common(n), 1, log)
@@ -121,6 +133,7 @@ def measure():
 
 
 def save(rows):
+    rows = sorted(rows, key=lambda row: row[1])
     with open(f"{a.out}/scaling.csv", "w", newline="") as out:
         csv.writer(out, lineterminator="\n").writerows([COLUMNS] + rows)
     with open(f"{a.out}/scaling.md", "w") as out:
