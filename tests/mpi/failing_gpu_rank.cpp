@@ -1,5 +1,5 @@
 // Ranks with a GPU each. After a first sum something happens to rank 1: throw, kill, hang, or late
-// (for less than the time limit). nccl_failure_test.sh runs it.   usage: failing_gpu_rank HOW
+// (for less than the time limit). nccl_failure_test.sh runs it.   usage: failing_gpu_rank HOW BY
 
 #include <csignal>
 #include <cstdio>
@@ -21,10 +21,11 @@ static void befall(const std::string& how) {
 
 int main(int argc, char** argv) {
   return run_main(argc, argv, [](int argc, char** argv) {
-    require(argc == 2, "usage: failing_gpu_rank HOW");
+    require(argc == 3, "usage: failing_gpu_rank HOW kernels|copies");
     Launch launch;
     launch.device = Device::CUDA;
     launch.options.time_limit = 3;
+    launch.options.copy_from = argv[2] == std::string("copies") ? 1 : INT64_MAX;
     return run_ranks(launch, [&](Communicator& world) {
       Tensor x = Tensor::zeros({1000}, DType::F32, Device::CUDA, Category::Buffers);
       for (int step = 0; step < 2; ++step) {
