@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -184,10 +185,10 @@ void CopyEngines::add_parts(const PartOf& part_of, const Tensor& to, ReduceOp op
   }
 }
 
-// This rank's part goes to all others.
-void CopyEngines::tell_parts(const PartOf& part_of) {
+// This rank's part goes to all others, and theirs come.
+void CopyEngines::tell_parts(const Tensor& mine, const PartOf& part_of) {
   for (int64_t p = 0; p < count(part_of(0)); ++p) {
-    for (int step = 1; step < size(); ++step) send(after(step), piece(part_of(rank_), p));
+    for (int step = 1; step < size(); ++step) send(after(step), piece(mine, p));
     for (int step = 1; step < size(); ++step) {
       int from = after(size() - step);
       Tensor to = piece(part_of(from), p);
@@ -209,7 +210,7 @@ void CopyEngines::all_reduce(const Tensor& buffer, ReduceOp op, cudaStream_t str
   begin(stream);
   add_parts(part_of, part_of(rank_), op);
   order(receiving_, turn_, sending_);  // what is sent on are the sums
-  tell_parts(part_of);
+  tell_parts(part_of(rank_), part_of);
   finish();
 }
 
@@ -222,9 +223,9 @@ void CopyEngines::reduce_scatter(const Tensor& whole, const Tensor& shard, Reduc
 
 void CopyEngines::all_gather(const Tensor& shard, const Tensor& whole, cudaStream_t stream) {
   auto part_of = [&](int rank) { return whole.flat(rank * shard.size(), shard.size()); };
-  copy(part_of(rank_).raw(), shard.raw(), shard.bytes(), stream);
   begin(stream);
-  tell_parts(part_of);
+  tell_parts(shard, part_of);
+  copy(part_of(rank_).raw(), shard.raw(), shard.bytes(), stream);
   finish();
 }
 

@@ -76,7 +76,7 @@ class CopyEngines {
   void begin(cudaStream_t stream);
   void finish();
   void add_parts(const PartOf& part_of, const Tensor& to, ReduceOp op);
-  void tell_parts(const PartOf& part_of);
+  void tell_parts(const Tensor& mine, const PartOf& part_of);
   void send(int to, const Tensor& piece);
   const std::byte* receive(int from);  // a piece, which stays until taken()
   void taken(int from);
