@@ -25,8 +25,8 @@ bool worth_it(const Matmul& p) {
 }
 
 std::vector<MatmulRung> bf16_ladder() {
-  return {wmma_rung(),       mma_sync(),          hopper_wgmma(),
-          hopper_pipeline(), hopper_persistent(), best_matmul()};
+  return {wmma_rung(),         mma_sync(),       hopper_wgmma(),   hopper_pipeline(),
+          hopper_persistent(), hopper_cluster(), hopper_pingpong()};
 }
 
 }  // namespace lockstep::ladder

@@ -11,6 +11,7 @@ MatmulRung hopper_wgmma();       // hopper_wgmma.cu         Hopper
 MatmulRung hopper_pipeline();    // hopper_pipeline.cu
 MatmulRung hopper_persistent();  // hopper_persistent.cu
 MatmulRung hopper_cluster();     // hopper_cluster.cu
+MatmulRung hopper_pingpong();    // hopper_pingpong.cu
 
 // The ladder as it is used: clusters where they fit, mma.sync elsewhere. Takes everything.
 MatmulRung best_matmul();

@@ -29,16 +29,20 @@ struct Stage {
   alignas(1024) bf16 b[kTileN * kTileK];
 };
 
-// The product of one stage, a whole group: 64 rows of a, beginning at `a`.
-template <bool TransposedA, bool TransposedB>
-__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
+// The product of one stage: 64 rows of a, beginning at `a`.
+template <bool TransposedA, bool TransposedB, int Sums>
+__device__ void multiply_stage(float (&sum)[Sums], const bf16* a, const bf16* b, bool add) {
   constexpr int next = kBox * int(sizeof(bf16));
-  hopper::begin_products();
 #pragma unroll
   for (int k = 0; k < kTileK; k += 16)
     hopper::multiply_16_deep<TransposedA, TransposedB>(
         sum, hopper::tile_at(a + (TransposedA ? k * 64 : k), next),
         hopper::tile_at(b + (TransposedB ? k * 64 : k), next), add || k > 0);
+}
+template <bool TransposedA, bool TransposedB>  // the same as a whole group
+__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
+  hopper::begin_products();
+  multiply_stage<TransposedA, TransposedB>(sum, a, b, add);
   hopper::commit_products();
 }
 
