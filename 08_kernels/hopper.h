@@ -127,11 +127,6 @@ struct Place {
   __device__ void advance() {
     if (++stage == Stages) stage = 0, parity ^= 1;
   }
-  __device__ void skip(int steps) {
-    stage += steps;
-    parity ^= stage / Stages % 2;
-    stage %= Stages;
-  }
 };
 
 // ---- TMA: the box whose first element is [row, column] ----
@@ -208,66 +203,48 @@ __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned
 __device__ inline void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int N>
-__device__ void wait_products() {  // until all but the last N groups are done
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
 // Until all are done. The compiler takes a sum for finished when its product has been issued;
 // naming it here keeps it from reading any earlier.
-template <int N>
-__device__ void finish_products(float (&sum)[N]) {
-  wait_products<0>();
+__device__ inline void finish_products(float (&sum)[128]) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
   for (float& x : sum) asm volatile("" : "+f"(x)::"memory");
 }
 
-// Where a swizzled tile is. Its rows (of 128 bytes) come in groups of eight, 1024 bytes apart. A
-// tile whose rows run along m or n, not along k, may be wider than 64 elements: `next` is then the
-// distance in bytes to the box with the next 64.
-__device__ inline uint64_t tile_at(const void* tile, int next = 16) {
-  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(next >> 4) << 16 |
-         (shared_address(tile) & 0x3ffff) >> 4;
+// Where a swizzled tile is; adding 1 moves on by 16 bytes. A tile whose rows run along m or n, not
+// along k, may be wider than 64 elements: `next` is then the distance in bytes to the box with the
+// next 64.
+__device__ inline uint32_t tile_at(const void* tile, int next = 16) {
+  return uint32_t(next >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
-// sum [64, N] (+)= a [64, 16] b [16, N], N = 256 or 192. Transposed: rows of the tile run along m
-// or n. sum[4 j] and [4 j + 1] are row lane / 4 of the warp's 16 and columns 8 j + 2 (lane % 4) and
-// the next; [4 j + 2] and [4 j + 3] the same eight rows below.
+// sum [64, 256] (+)= a [64, 16] b [16, 256]. Transposed: rows of the tile run along m or n. sum[4
+// j] and [4 j + 1] are row lane / 4 of the warp's 16 and columns 8 j + 2 (lane % 4) and the next;
+// [4 j + 2] and [4 j + 3] the same eight rows below.
 #define R4(i) "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3])
 #define R16(i) R4(i), R4(i + 4), R4(i + 8), R4(i + 12)
-#define R32(i) R16(i), R16(i + 16)
-#define FIRST_96                                                                              \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19," \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37," \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55," \
-  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73," \
-  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91," \
-  "%92, %93, %94, %95"
+#define R64(i) R16(i), R16(i + 16), R16(i + 32), R16(i + 48)
 template <bool TransposedA, bool TransposedB>
-__device__ void multiply_16_deep(float (&sum)[128], uint64_t a, uint64_t b, bool add) {
+__device__ void multiply_16_deep(float (&sum)[128], uint32_t a, uint32_t b, bool add) {
+  // Swizzled, and rows (of 128 bytes) come in groups of eight, 1024 bytes apart.
+  constexpr uint64_t kind = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32;
   asm volatile(
       "{ .reg .pred p;\n"
       "setp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" FIRST_96
-      ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110,"
-      "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125,"
-      "%126, %127}, %128, %129, p, 1, 1, %131, %132; }"
-      : R32(0), R32(32), R32(64), R32(96)
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(TransposedA)), "n"(int(TransposedB)));
-}
-template <bool TransposedA, bool TransposedB>
-__device__ void multiply_16_deep(float (&sum)[96], uint64_t a, uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p;\n"
-      "setp.ne.b32 p, %98, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" FIRST_96
-      "}, %96, %97, p, 1, 1, %99, %100; }"
-      : R32(0), R32(32), R32(64)
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(TransposedA)), "n"(int(TransposedB)));
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19,"
+      "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37,"
+      "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55,"
+      "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73,"
+      "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91,"
+      "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107,"
+      "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122,"
+      "%123, %124, %125, %126, %127}, %128, %129, p, 1, 1, %131, %132; }"
+      : R64(0), R64(64)
+      : "l"(kind | a), "l"(kind | b), "r"(int(add)), "n"(int(TransposedA)), "n"(int(TransposedB)));
 }
 #undef R4
 #undef R16
-#undef R32
-#undef FIRST_96
+#undef R64
 
 }  // namespace lockstep::hopper
