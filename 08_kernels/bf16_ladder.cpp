@@ -5,28 +5,27 @@
 namespace lockstep::ladder {
 
 MatmulRung best_matmul() {
-  MatmulRung fast = hopper_cluster(), everywhere = mma_sync();
+  MatmulRung fast = hopper_stream_k(), everywhere = mma_sync();
   return {fast.name, fast.idea, everywhere.takes,
           [fast, everywhere](const Matmul& p, cudaStream_t stream) {
             (fast.takes(p) ? fast : everywhere).launch(p, stream);
           }};
 }
 
-// A tile's stores are not hidden, so the sums have to be long; and each pair of multiprocessors
-// does whole tiles of 256 x 256, so the last round of them has to be nearly full. A result that is
-// much larger than the L2 cache keeps the memory as busy as the tensor cores, which the library
-// balances better.
+// Sums have to be long, since between two tiles there is a little time in which the tensor cores
+// have nothing to do; and each pair of multiprocessors does tiles of 256 x 256, so there has to be
+// at least one for each, and the last round of them nearly full.
 bool worth_it(const Matmul& p) {
-  static const MatmulRung fast = hopper_cluster();
+  static const MatmulRung fast = hopper_stream_k();
   if (!fast.takes(p)) return false;
   int64_t pairs = multiprocessors() / 2, count = tiles(p.m, 256) * tiles(p.n, 256);
   double full = double(count) / double(tiles(count, pairs) * pairs);
-  return p.k >= 8192 && full >= 0.95 && p.m * p.n <= int64_t(1) << 26;
+  return p.k >= 4096 && count >= pairs && full >= 0.95;
 }
 
 std::vector<MatmulRung> bf16_ladder() {
-  return {wmma_rung(),       mma_sync(),          hopper_wgmma(),
-          hopper_pipeline(), hopper_persistent(), best_matmul()};
+  return {wmma_rung(),         mma_sync(),       hopper_wgmma(), hopper_pipeline(),
+          hopper_persistent(), hopper_cluster(), hopper_held(),  hopper_stream_k()};
 }
 
 }  // namespace lockstep::ladder

@@ -211,12 +211,11 @@ __device__ inline void finish_products(float (&sum)[128]) {
   for (float& x : sum) asm volatile("" : "+f"(x)::"memory");
 }
 
-// Where a swizzled tile is. Its rows (of 128 bytes) come in groups of eight, 1024 bytes apart. A
-// tile whose rows run along m or n, not along k, may be wider than 64 elements: `next` is then the
-// distance in bytes to the box with the next 64.
-__device__ inline uint64_t tile_at(const void* tile, int next = 16) {
-  return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(next >> 4) << 16 |
-         (shared_address(tile) & 0x3ffff) >> 4;
+// Where a swizzled tile is; adding 1 moves on by 16 bytes. A tile whose rows run along m or n, not
+// along k, may be wider than 64 elements: `next` is then the distance in bytes to the box with the
+// next 64.
+__device__ inline uint32_t tile_at(const void* tile, int next = 16) {
+  return uint32_t(next >> 4) << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
 
 // sum [64, 256] (+)= a [64, 16] b [16, 256]. Transposed: rows of the tile run along m or n. sum[4
@@ -226,7 +225,9 @@ __device__ inline uint64_t tile_at(const void* tile, int next = 16) {
 #define R16(i) R4(i), R4(i + 4), R4(i + 8), R4(i + 12)
 #define R64(i) R16(i), R16(i + 16), R16(i + 32), R16(i + 48)
 template <bool TransposedA, bool TransposedB>
-__device__ void multiply_16_deep(float (&sum)[128], uint64_t a, uint64_t b, bool add) {
+__device__ void multiply_16_deep(float (&sum)[128], uint32_t a, uint32_t b, bool add) {
+  // Swizzled, and rows (of 128 bytes) come in groups of eight, 1024 bytes apart.
+  constexpr uint64_t kind = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32;
   asm volatile(
       "{ .reg .pred p;\n"
       "setp.ne.b32 p, %130, 0;\n"
@@ -240,7 +241,7 @@ __device__ void multiply_16_deep(float (&sum)[128], uint64_t a, uint64_t b, bool
       "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122,"
       "%123, %124, %125, %126, %127}, %128, %129, p, 1, 1, %131, %132; }"
       : R64(0), R64(64)
-      : "l"(a), "l"(b), "r"(int(add)), "n"(int(TransposedA)), "n"(int(TransposedB)));
+      : "l"(kind | a), "l"(kind | b), "r"(int(add)), "n"(int(TransposedA)), "n"(int(TransposedB)));
 }
 #undef R4
 #undef R16

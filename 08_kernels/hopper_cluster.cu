@@ -31,7 +31,7 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kCluster = 2, kStages = 4, kBuffers = 2, kGroup = 8;
+constexpr int kStages = 4, kBuffers = 2, kGroup = 8;
 
 struct Shared {
   Stage stages[kStages];
@@ -39,32 +39,9 @@ struct Shared {
   uint64_t full[kStages], empty[kStages];
 };
 
-// One stage: this block's a and its half of b. outer: the first row of a, the first column of b.
-template <bool TA, bool TB>
-__device__ void load_stage(Stage& stage, uint64_t* full, const CUtensorMap& a, const CUtensorMap& b,
-                           int outer_a, int outer_b, int k, int rank) {
-  hopper::arrive_expecting(full, sizeof(stage.a) + sizeof(stage.b));
-  constexpr uint16_t both = (1 << kCluster) - 1;
-  constexpr int half = kTileN / kCluster;
-  bf16* half_b = stage.b + rank * half * kTileK;
-  if constexpr (TA) {
-    for (int i = 0; i < kTileM / 64; ++i)
-      hopper::load_box(stage.a + i * kBox, a, k, outer_a + i * 64, full);
-  } else {
-    hopper::load_box(stage.a, a, outer_a, k, full);
-  }
-  if constexpr (TB) {
-    hopper::load_box(half_b, b, outer_b + rank * half, k, full, both);
-  } else {
-    for (int i = 0; i < half / 64; ++i)
-      hopper::load_box(half_b + i * kBox, b, k, outer_b + rank * half + i * 64, full, both);
-  }
-}
-
 template <bool TA, bool TB, class Out>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    cluster_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
-                   const __grid_constant__ CUtensorMap c, TileOrder order, int k, bool add) {
+    cluster_kernel(const __grid_constant__ Maps maps, TileOrder order, int k, bool add) {
   extern __shared__ __align__(1024) char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int warpgroup = threadIdx.x / 128, rank = hopper::cluster_rank();
@@ -87,7 +64,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         order.find(tile, &row, &column);
         for (int at = 0; at < k; at += kTileK, place.advance()) {
           hopper::wait(&s.empty[place.stage], place.parity ^ 1);
-          load_stage<TA, TB>(s.stages[place.stage], &s.full[place.stage], a, b,
+          load_stage<TA, TB>(s.stages[place.stage], &s.full[place.stage], maps.a, maps.b,
                              (row * kCluster + rank) * kTileM, column * kTileN, at, rank);
         }
       }
@@ -105,8 +82,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         hopper::finish_products(sum);
         if (lane < kCluster) hopper::arrive_at(&s.empty[place.stage], lane);  // in both blocks
       }
-      store_panels<Out, kBuffers>(c, (row * kCluster + rank) * kTileM + warp * 16, column * kTileN,
-                                  sum, s.panels[warp], add);
+      store_panels<Out, kBuffers, kTileN / kPanelColumns<Out>>(
+          maps.c, (row * kCluster + rank) * kTileM + warp * 16, column * kTileN, sum,
+          s.panels[warp], add);
     }
     hopper::wait_stores<0>();
   }
@@ -117,13 +95,10 @@ template <bool TA, bool TB, class Out>
 void launch_as(const Matmul& p, cudaStream_t stream) {
   auto kernel = cluster_kernel<TA, TB, Out>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  CUtensorMap a = operand_map(p.a, p.m, p.k, !TA, TA ? kTileK : kTileM);
-  CUtensorMap b = operand_map(p.b, p.n, p.k, TB, TB ? kTileN / kCluster : kTileK);
-  CUtensorMap c = hopper::tensor_map(p.c, p.out, p.m, p.n, 16);
   TileOrder order{int(tiles(p.m, kCluster * kTileM)), int(tiles(p.n, kTileN)), kGroup};
   int clusters = std::min(multiprocessors() / kCluster, order.count());
-  kernel<<<clusters * kCluster, kThreads, sizeof(Shared), stream>>>(a, b, c, order, int(p.k),
-                                                                    p.beta == 1);
+  kernel<<<clusters * kCluster, kThreads, sizeof(Shared), stream>>>(cluster_maps(p), order,
+                                                                    int(p.k), p.beta == 1);
   check(cudaGetLastError());
 }
 

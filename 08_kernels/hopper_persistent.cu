@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         hopper::finish_products(sum);
         if (threadIdx.x % 32 == 0) hopper::arrive(&s.empty[place.stage]);
       }
-      store_panels<bf16, kBuffers>(c, row * kTileM + warp * 16, column * kTileN, sum,
-                                   s.panels[warp], false);
+      store_panels<bf16, kBuffers, kTileN / kPanelColumns<bf16>>(
+          c, row * kTileM + warp * 16, column * kTileN, sum, s.panels[warp], false);
     }
     hopper::wait_stores<0>();  // shared memory must live until it has been read
   }

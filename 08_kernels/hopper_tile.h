@@ -31,15 +31,19 @@ struct Stage {
 
 // The product of one stage, a whole group: 64 rows of a, beginning at `a`.
 template <bool TransposedA, bool TransposedB>
-__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
-  constexpr int next = kBox * int(sizeof(bf16));
+__device__ void multiply(float (&sum)[128], uint32_t a, uint32_t b, bool add) {
   hopper::begin_products();
 #pragma unroll
-  for (int k = 0; k < kTileK; k += 16)
+  for (int k = 0; k < kTileK; k += 16)  // 16 bytes: 8 elements
     hopper::multiply_16_deep<TransposedA, TransposedB>(
-        sum, hopper::tile_at(a + (TransposedA ? k * 64 : k), next),
-        hopper::tile_at(b + (TransposedB ? k * 64 : k), next), add || k > 0);
+        sum, a + (TransposedA ? k * 64 : k) / 8, b + (TransposedB ? k * 64 : k) / 8, add || k > 0);
   hopper::commit_products();
+}
+constexpr int kBoxBytes = kBox * int(sizeof(bf16));
+template <bool TransposedA, bool TransposedB>
+__device__ void multiply(float (&sum)[128], const bf16* a, const bf16* b, bool add) {
+  multiply<TransposedA, TransposedB>(sum, hopper::tile_at(a, kBoxBytes),
+                                     hopper::tile_at(b, kBoxBytes), add);
 }
 
 // A map of op(a) or op(b)^T, [outer, k], as it lies in memory; boxes are 64 elements wide.
@@ -79,67 +83,136 @@ __device__ inline void store_pairs(bf16* c, int m, int n, int row, int column,
   }
 }
 
+// ---- Clusters of two blocks, whose tiles lie above each other ----
+
+constexpr int kCluster = 2;
+
+// One stage: this block's a and, for both blocks, its half of b. outer: the first row of a, the
+// first column of b.
+template <bool TransposedA, bool TransposedB>
+__device__ void load_stage(Stage& stage, uint64_t* full, const CUtensorMap& a, const CUtensorMap& b,
+                           int outer_a, int outer_b, int k, int rank) {
+  hopper::arrive_expecting(full, sizeof(stage.a) + sizeof(stage.b));
+  constexpr uint16_t both = (1 << kCluster) - 1;
+  constexpr int half = kTileN / kCluster;
+  bf16* half_b = stage.b + rank * half * kTileK;
+  if constexpr (TransposedA) {
+    for (int i = 0; i < kTileM / 64; ++i)
+      hopper::load_box(stage.a + i * kBox, a, k, outer_a + i * 64, full);
+  } else {
+    hopper::load_box(stage.a, a, outer_a, k, full);
+  }
+  if constexpr (TransposedB) {
+    hopper::load_box(half_b, b, outer_b + rank * half, k, full, both);
+  } else {
+    for (int i = 0; i < half / 64; ++i)
+      hopper::load_box(half_b + i * kBox, b, k, outer_b + rank * half + i * 64, full, both);
+  }
+}
+
+// The three matrices as TMA sees them.
+struct Maps {
+  CUtensorMap a, b, c;
+};
+inline Maps cluster_maps(const Matmul& p) {
+  bool ta = p.ta == Op::T, tb = p.tb == Op::T;
+  return {operand_map(p.a, p.m, p.k, !ta, ta ? kTileK : kTileM),
+          operand_map(p.b, p.n, p.k, tb, tb ? kTileN / kCluster : kTileK),
+          hopper::tensor_map(p.c, p.out, p.m, p.n, 16)};
+}
+
 // ---- Storing through shared memory ----
 //
 // A warp stores its 16 rows in panels 128 bytes wide: it lays a panel into a buffer, swizzled, lets
 // the copy engine take it from there and goes on to the next. No other warp takes part, so nobody
-// waits for anybody.
+// waits for anybody. A panel is 16 words of each thread; a word is one fp32 sum, or two as bf16.
 
-constexpr int kPanelBytes = 16 * 128;
+constexpr int kPanelBytes = 16 * 128, kPanelWords = 16;
 
-// Four 8 x 8 matrices of bf16 in one instruction: each lane names a row of one.
-__device__ inline void store_matrices(uint32_t row, const float* sum) {
-  uint32_t pairs[4];
+template <class Out>
+constexpr int kSumsPerWord = 4 / int(sizeof(Out));
+template <class Out>
+constexpr int kPanelColumns = 128 / int(sizeof(Out));
+
+template <class Out, int Words>
+__device__ void to_words(uint32_t (&words)[Words], const float* sum) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
-    memcpy(&pairs[i], &pair, sizeof(pair));
+  for (int i = 0; i < Words; ++i) {
+    if constexpr (sizeof(Out) == 4) {
+      words[i] = __float_as_uint(sum[i]);
+    } else {
+      __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+      memcpy(&words[i], &pair, sizeof(pair));
+    }
   }
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
-               "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
-               : "memory");
 }
 
-// sum: what this thread has of the panel.
-__device__ inline void lay_panel(bf16*, char* panel, const float* sum) {
+__device__ inline void lay_panel(bf16*, char* panel, const uint32_t* words) {
   int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
 #pragma unroll
-  for (int i = 0; i < 4; ++i)  // 16 columns, two chunks
-    store_matrices(hopper::shared_address(panel) + row * 128 + ((2 * i + half) ^ row % 8) * 16,
-                   sum + 8 * i);
+  for (int i = 0; i < kPanelWords;
+       i += 4) {  // 16 columns, two chunks; each lane names a row of one
+    uint32_t at = hopper::shared_address(panel) + row * 128 + ((i / 2 + half) ^ row % 8) * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3])
+                 : "memory");
+  }
 }
-__device__ inline void lay_panel(float*, char* panel, const float* sum) {
+__device__ inline void lay_panel(float*, char* panel, const uint32_t* words) {
   int lane = threadIdx.x % 32, row = lane / 4, within = lane % 2 * 8;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {  // 8 columns, two chunks
-    char* at = panel + row * 128 + ((2 * i + lane % 4 / 2) ^ row) * 16 + within;
-    *reinterpret_cast<float2*>(at) = {sum[4 * i], sum[4 * i + 1]};
-    *reinterpret_cast<float2*>(at + 8 * 128) = {sum[4 * i + 2], sum[4 * i + 3]};
+  for (int i = 0; i < kPanelWords; i += 4) {  // 8 columns, two chunks
+    char* at = panel + row * 128 + ((i / 2 + lane % 4 / 2) ^ row) * 16 + within;
+    *reinterpret_cast<uint2*>(at) = {words[i], words[i + 1]};
+    *reinterpret_cast<uint2*>(at + 8 * 128) = {words[i + 2], words[i + 3]};
   }
 }
 
-// The 16 rows of a warp, two columns for each sum, go to [row, column] of c. buffers: this warp's
-// own.
-template <class Out, int Buffers, int Sums>
-__device__ void store_panels(const CUtensorMap& c, int row, int column, const float (&sum)[Sums],
-                             char* buffers, bool add) {
-  constexpr int width = 128 / int(sizeof(Out));
+// Buffers: how many panels of this warp may be on their way.
+template <class Out, int Buffers>
+__device__ void store_panel(const CUtensorMap& c, int row, int column, const uint32_t* words,
+                            char* panel, bool add) {
   bool first_lane = threadIdx.x % 32 == 0;
+  if (first_lane) hopper::wait_stores<Buffers - 1>();  // whatever last used this buffer is gone
+  __syncwarp();
+  lay_panel(static_cast<Out*>(nullptr), panel, words);
+  hopper::publish_to_tma();
+  __syncwarp();
+  if (!first_lane) return;
+  if (sizeof(Out) == 4 && add)  // bf16 is never added to (fits_hopper)
+    hopper::add_box(c, row, column, panel);
+  else
+    hopper::store_box(c, row, column, panel);
+  hopper::commit_stores();
+}
+
+// Panels side by side, from [row, column] of c on. buffers: this warp's own.
+template <class Out, int Buffers, int Panels>
+__device__ void store_panels(const CUtensorMap& c, int row, int column, const float* sum,
+                             char* buffers, bool add) {
 #pragma unroll
-  for (int i = 0; i < 2 * Sums / width; ++i) {
-    char* panel = buffers + i % Buffers * kPanelBytes;
-    if (first_lane) hopper::wait_stores<Buffers - 1>();  // whatever last used this buffer is gone
-    __syncwarp();
-    lay_panel(static_cast<Out*>(nullptr), panel, sum + i * width / 2);
-    hopper::publish_to_tma();
-    __syncwarp();
-    if (!first_lane) continue;
-    if (add)
-      hopper::add_box(c, row, column + i * width, panel);
-    else
-      hopper::store_box(c, row, column + i * width, panel);
-    hopper::commit_stores();
+  for (int i = 0; i < Panels; ++i) {
+    uint32_t words[kPanelWords];
+    to_words<Out>(words, sum + i * kPanelWords * kSumsPerWord<Out>);
+    store_panel<Out, Buffers>(c, row, column + i * kPanelColumns<Out>, words,
+                              buffers + i % Buffers * kPanelBytes, add);
   }
+}
+
+// ---- Holding a tile's result back (from rung 7 on) ----
+//
+// As many panels as fit into the registers that are left; of 128 sums the first kAtOnce do not. The
+// consumers take turns in storing one panel with a step, so there have to be as many steps (behind
+// the end of k, TMA reads zeros).
+
+constexpr int kHeldPanels = 4, kHeldWords = kHeldPanels * kPanelWords;
+constexpr int kHeldSteps = kHeldPanels * kConsumers;
+template <class Out>
+constexpr int kAtOnce = 128 - kHeldWords* kSumsPerWord<Out>;
+
+inline int steps_of(const Matmul& p) {
+  int steps = int(tiles(p.k, kTileK));
+  return steps < kHeldSteps ? kHeldSteps : steps;
 }
 
 }  // namespace lockstep::ladder
