@@ -66,7 +66,7 @@ def common(gpus):
              "--evaluate-every", "0", "--evaluation-batches", "1", "--sample", "0",
              "--learning-rate", "1e-4", "--warmup", "5"]
     if a.tiny:
-        flags += ["--layers", "16"]
+        flags += ["--layers", "16", "--heads", "8"]
     return flags + ([] if a.tiny else ["--model", "1.7B", "--device", "cuda"])
 
 
