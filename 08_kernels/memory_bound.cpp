@@ -287,7 +287,8 @@ int main(int argc, char** argv) {
     Results results{"Memory-bound kernels on " + device::name(Device::CUDA), "TB/s", "copy", {}};
     for (const Problem& p : problems(flags, type)) {
       std::vector<Tensors> sets;
-      for (int64_t taken = 0; sets.size() < 2 || taken < (int64_t(1) << 30); taken += p.bytes)
+      const int64_t enough = flags.check ? 0 : int64_t(1) << 30;
+      for (int64_t taken = 0; sets.size() < 2 || taken < enough; taken += p.bytes)
         sets.push_back(p.make());
       p.plain(sets[0]);
       p.fused(sets[1]);

@@ -5,20 +5,23 @@
 // moves 16 bytes from global to shared memory without a register and without waiting. A ring of
 // stages is filled while an older stage is multiplied:
 //
-//     copy      stage 0  1  2 | 3   0   1   2  ...
-//     multiply                | 0   1   2   3  ...
+//     copy      stage 0  1 | 2   0   1   2  ...
+//     multiply             | 0   1   2   0  ...
 //
 // mma.sync m16n8k16 has fragments in registers whose layout is documented, and ldmatrix loads them:
 // four 8 x 8 matrices in one instruction, transposed on the way where the rows of the tile run
-// along m or n instead of k. A warp computes 64 x 64, so that it reads each value from shared
-// memory for 64 products. Chunks of 16 bytes are permuted within each row of a tile (swizzled) so
-// that the eight rows that ldmatrix reads lie in different banks.
+// along m or n instead of k. Chunks of 16 bytes are permuted within each row of a tile (swizzled)
+// so that the eight rows that ldmatrix reads lie in different banks.
 //
-// What the profiler taught here: the first version executed 4.3 instructions for each mma, and the
-// tensor cores were busy for half of the time. An mma wants its two values of b in neighbouring
-// registers, and ldmatrix had put them apart, so the compiler moved them; now KFirst names the
-// matrices in the right order. With that, and with fragments loaded a step ahead, it went from 0.36
-// to 0.48 of the library. mma.sync can have at most about 0.65 of a Hopper's tensor cores.
+// The limit is shared memory. In the 384 cycles in which the tensor cores multiply 16 numbers along
+// k (an m16n8k16 takes 6, measured alone), it can move 384 x 128 bytes. A warp's 64 x 64 sums are
+// all that its registers hold, and to feed them takes 256 of these cycles; the copies take 96 with
+// a block of 128 x 256, and 128 with two blocks of 128 x 128. Without any copies the kernel has
+// 0.63 of the library, with mma alone 0.67 to 0.69. So everything is spread, in time: each row of 8
+// products loads two fragments of the next depth, and the copies come in groups, behind a depth's
+// loads, which would otherwise queue behind them. That is worth 0.02 to 0.04; finer groups, larger
+// steps along k, an mbarrier instead of __syncthreads(), or blocks that walk from tile to tile
+// lost.
 //
 // It runs on every GPU since A100 and takes everything: any size and alignment, transposed or not,
 // any beta. Where 16-byte copies are impossible, threads copy element by element.
@@ -31,89 +34,97 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kTileK = 64, kWarpTile = 64;
+constexpr int kTileM = 128, kTileN = 256, kTileK = 64, kWarpTile = 64;
+constexpr int kThreads = kTileM / kWarpTile * (kTileN / kWarpTile) * 32;
+constexpr int kSteps = kWarpTile / 16, kDepths = kTileK / 16;  // an mma is 16 long
+constexpr int kStageBytes = (kTileM + kTileN) * kTileK * int(sizeof(bf16));
 constexpr int kGroup = 8;
 
 // Eight elements, of which `count` exist. Even: all or none of them do.
 template <bool Even>
-__device__ void copy_chunk(bf16* to, const bf16* from, int count) {
+__device__ void copy_chunk(uint32_t to, const bf16* from, int count) {
   if constexpr (Even) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     uint32_t(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(count * 2)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(count * 2)
                  : "memory");
   } else {
 #pragma unroll
-    for (int k = 0; k < 8; ++k) to[k].bits = k < count ? from[k].bits : uint16_t(0);
+    for (int k = 0; k < 8; ++k)
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * k),
+                   "h"(k < count ? from[k].bits : uint16_t(0))
+                   : "memory");
   }
 }
 
 // A tile [Outer, kTileK] of op(a) or op(b)^T in shared memory, as it lies in the matrix: KRows says
-// that k runs along its rows.
+// that k runs along its rows. Places are counted in bytes from its begin.
 template <int Outer, bool KRows>
 struct Tile {
-  static constexpr int kRows = KRows ? Outer : kTileK;
-  static constexpr int kChunks = (KRows ? kTileK : Outer) / 8;  // in a row
-  bf16 data[Outer * kTileK];
+  static constexpr int kRows = KRows ? Outer : kTileK, kBytes = Outer * kTileK * 2;
+  static constexpr int kRowBytes = kBytes / kRows, kChunks = kRowBytes / 16;
 
-  __device__ bf16* chunk(int row, int column) {  // column counts chunks
-    int swizzle = kChunks == 4 ? row / 2 % 4 : row % 8;
-    return data + (row * kChunks + (column ^ swizzle)) * 8;
+  __device__ static uint32_t chunk(int row, int column) {  // column counts chunks
+    return uint32_t(row * kRowBytes + (column ^ row % 8) * 16);
   }
 
-  // What one thread copies of each tile of a matrix [rows, columns]: chunks that lie `kPass` rows
-  // below each other, first those of the tile at [row, column], then, with every copy(), those of
-  // the next one along k. What lies outside of the matrix becomes zero.
-  template <int Threads, bool Even>
+  // What one thread copies of each tile of a matrix [rows, columns]: kCount chunks that lie kPass
+  // rows below each other, first those of the tile at [row, column], then, with every next(), those
+  // of the next one along k. What lies outside of the matrix becomes zero.
+  template <bool Even>
   struct Source {
-    static constexpr int kPass = Threads / kChunks;
+    static constexpr int kPass = kThreads / kChunks, kCount = kRows / kPass;
     static_assert(kPass % 8 == 0);  // so they are all swizzled alike
     const bf16* from;
-    int64_t next;
-    int below, rows_left, columns_left;
+    int64_t below, along;
+    int rows_left, columns_left;
+    uint32_t to;
 
     __device__ Source(const bf16* matrix, int rows, int columns, int row, int column) {
-      row += threadIdx.x / kChunks;
-      column += threadIdx.x % kChunks * 8;
-      from = matrix + int64_t(row) * columns + column;
-      below = kPass * columns;
-      next = KRows ? kTileK : int64_t(kTileK) * columns;
-      rows_left = rows - row;
-      columns_left = columns - column;
+      int y = threadIdx.x / kChunks, x = threadIdx.x % kChunks;
+      from = matrix + int64_t(row + y) * columns + column + x * 8;
+      below = int64_t(kPass) * columns;
+      along = KRows ? kTileK : int64_t(kTileK) * columns;
+      rows_left = rows - row - y;
+      columns_left = columns - column - x * 8;
+      to = chunk(y, x);
     }
-    __device__ void copy(Tile& tile) {
-      bf16* to = tile.chunk(threadIdx.x / kChunks, threadIdx.x % kChunks);
-#pragma unroll
-      for (int i = 0; i < kRows / kPass; ++i) {
-        bool inside = i * kPass < rows_left && columns_left > 0;
-        copy_chunk<Even>(to + i * kPass * kChunks * 8, from + int64_t(below) * i,
-                         !inside ? 0
-                         : Even  ? 8
-                                 : min(columns_left, 8));
-      }
-      from += next;
+    __device__ void copy(uint32_t tile, int i) const {
+      bool inside = i * kPass < rows_left && columns_left > 0;
+      copy_chunk<Even>(tile + to + i * kPass * kRowBytes, from + below * i,
+                       !inside ? 0
+                       : Even  ? 8
+                               : min(columns_left, 8));
+    }
+    __device__ void next() {
+      from += along;
       (KRows ? columns_left : rows_left) -= kTileK;
     }
   };
 
-  // Four 8 x 8 matrices, in the order in which mma wants them: for a [outer, k], [outer + 8, k],
-  // [outer, k + 8], [outer + 8, k + 8]; for b (KFirst) the second and the third change places.
+  // Where this lane finds its row of the first fragment of a warp's part, which begins at `outer`.
+  // A fragment is four 8 x 8 matrices in the order in which mma wants them: for a [outer, k],
+  // [outer + 8, k], [outer, k + 8], [outer + 8, k + 8]; for b (KFirst) the second and the third
+  // change places, since an mma wants both its values of b in neighbouring registers.
   template <bool KFirst>
-  __device__ void fragment(uint32_t (&f)[4], int outer, int k) {
+  __device__ static uint32_t first_fragment(int outer) {
     int lane = threadIdx.x % 32, slow = lane / 16, fast = lane / 8 % 2;
     outer += (KFirst ? slow : fast) * 8;
-    k += (KFirst ? fast : slow) * 8;
-    if constexpr (KRows) {
-      uint32_t at = uint32_t(__cvta_generic_to_shared(chunk(outer + lane % 8, k / 8)));
+    int k = (KFirst ? fast : slow) * 8;
+    return KRows ? chunk(outer + lane % 8, k / 8) : chunk(k + lane % 8, outer / 8);
+  }
+  // The i-th fragment along the outer dimension, the depth-th along k. Along a tile's rows that is
+  // two chunks further, times i or depth, which with swizzling means "exclusive or".
+  __device__ static void load(uint32_t (&f)[4], uint32_t first, int i, int depth) {
+    if constexpr (KRows)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                   : "r"(at));
-    } else {
-      uint32_t at = uint32_t(__cvta_generic_to_shared(chunk(k + lane % 8, outer / 8)));
+                   : "r"((first ^ uint32_t(depth * 32)) + i * 16 * kRowBytes)
+                   : "memory");
+    else
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                   : "r"(at));
-    }
+                   : "r"((first ^ uint32_t(i * 32)) + depth * 16 * kRowBytes)
+                   : "memory");
   }
 };
 
@@ -125,124 +136,142 @@ __device__ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two neighbours in a row of c. whole: both are inside, and may be moved in one access.
-template <class Out>
-__device__ void store_pair(Out* c, bool whole, bool second, float x, float y, float beta) {
-  if (beta != 0) {
-    x += beta * float(c[0]);
-    if (second) y += beta * float(c[1]);
+// Stores 16 x 16 of c, whose left and right 8 columns come from two products. Of each, a thread has
+// two neighbours in two rows. It gives one pair to the thread beside it and gets another: with four
+// neighbours each, the threads fill whole sectors of 32 bytes. `rows` and `columns` exist.
+template <bool Even, class Out>
+__device__ void store_sums(Out* c, int rows, int columns, int stride, const float (&left)[4],
+                           const float (&right)[4], float beta) {
+  const int lane = threadIdx.x % 32, odd = lane % 2, x = 8 * odd + lane % 4 / 2 * 4;
+#pragma unroll
+  for (int below = 0; below < 2; ++below) {
+    float four[4];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      float l = left[2 * below + k], r = right[2 * below + k];
+      float got = __shfl_xor_sync(0xffffffffu, odd ? l : r, 1);
+      four[k] = odd ? got : l, four[2 + k] = odd ? r : got;
+    }
+    int y = 8 * below + lane / 4;
+    if (y >= rows || x >= columns) continue;
+    Out* to = c + int64_t(y) * stride + x;
+    cuda::Pack<Out, 4> pack;
+    if (beta != 0) pack = cuda::load<Even, 4>(to, columns - x);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      pack.at[k] = cuda::rounded<Out>(four[k] + (beta != 0 ? beta * float(pack.at[k]) : 0));
+    cuda::store<Even>(to, columns - x, pack);
   }
-  if (whole) {
-    struct alignas(2 * sizeof(Out)) Pair {
-      Out x, y;
-    };
-    *reinterpret_cast<Pair*>(c) = {cuda::rounded<Out>(x), cuda::rounded<Out>(y)};
-    return;
-  }
-  c[0] = cuda::rounded<Out>(x);
-  if (second) c[1] = cuda::rounded<Out>(y);
 }
 
-template <int TileM, int TileN, int Stages, int Blocks, bool TA, bool TB, class Out, bool Even>
-__global__ void __launch_bounds__(TileM* TileN / 128, Blocks)
+template <int Stages, bool TA, bool TB, class Out, bool Even>
+__global__ void __launch_bounds__(kThreads, 1)
     mma_kernel(const bf16* a, const bf16* b, Out* c, int m, int n, int k, float beta,
                TileOrder order) {
-  constexpr int threads = TileM * TileN / 128, steps = kWarpTile / 16;
-  struct Stage {
-    Tile<TileM, !TA> a;
-    Tile<TileN, TB> b;
-  };
+  using TileA = Tile<kTileM, !TA>;
+  using TileB = Tile<kTileN, TB>;
+  using SourceA = typename TileA::template Source<Even>;
+  using SourceB = typename TileB::template Source<Even>;
+  static_assert(TileA::kBytes + TileB::kBytes == kStageBytes);
   extern __shared__ __align__(128) char memory[];
-  Stage* stages = reinterpret_cast<Stage*>(memory);
+  const uint32_t ring = uint32_t(__cvta_generic_to_shared(memory));
+  const uint32_t ring_end = ring + Stages * kStageBytes;
   int tile_row, tile_column;
   order.find(int(blockIdx.x), &tile_row, &tile_column);
-  const int row = tile_row * TileM, column = tile_column * TileN;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int warp_row = warp % (TileM / kWarpTile) * kWarpTile;
-  const int warp_column = warp / (TileM / kWarpTile) * kWarpTile;
+  const int row = tile_row * kTileM, column = tile_column * kTileN, warp = threadIdx.x / 32;
+  const int warp_row = warp % (kTileM / kWarpTile) * kWarpTile;
+  const int warp_column = warp / (kTileM / kWarpTile) * kWarpTile;
+  const uint32_t first_a = TileA::template first_fragment<false>(warp_row);
+  const uint32_t first_b = TileB::template first_fragment<true>(warp_column) + TileA::kBytes;
 
-  using TileA = Tile<TileM, !TA>;
-  using TileB = Tile<TileN, TB>;
-  typename TileA::template Source<threads, Even> source_a(a, TA ? k : m, TA ? m : k, TA ? 0 : row,
-                                                          TA ? row : 0);
-  typename TileB::template Source<threads, Even> source_b(b, TB ? n : k, TB ? k : n,
-                                                          TB ? column : 0, TB ? 0 : column);
-  auto copy_stage = [&](int step) {
-    if (step * kTileK < k) {
-      source_a.copy(stages[step % Stages].a);
-      source_b.copy(stages[step % Stages].b);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");  // an empty one keeps the count right
+  SourceA source_a(a, TA ? k : m, TA ? m : k, TA ? 0 : row, TA ? row : 0);
+  SourceB source_b(b, TB ? n : k, TB ? k : n, TB ? column : 0, TB ? 0 : column);
+  uint32_t filled = ring, used = ring;  // the stages that are copied to and multiplied now
+  auto advance = [&](uint32_t& stage) {
+    stage += kStageBytes;
+    if (stage == ring_end) stage = ring;
   };
-
-  // Two sets of fragments: one is loaded while the other is multiplied.
-  constexpr int depths = kTileK / 16;
-  uint32_t fa[2][steps][4], fb[2][steps][4];
-  auto load_fragments = [&](int set, int step, int depth) {
-    Stage& s = stages[step % Stages];
+  constexpr int copies = SourceA::kCount + SourceB::kCount;
+  auto copy = [&](int first, int last) {
 #pragma unroll
-    for (int i = 0; i < steps; ++i) {
-      s.a.template fragment<false>(fa[set][i], warp_row + 16 * i, depth * 16);
-      s.b.template fragment<true>(fb[set][i], warp_column + 16 * i, depth * 16);
-    }
+    for (int i = first; i < min(last, copies); ++i)
+      if (i < SourceA::kCount)
+        source_a.copy(filled, i);
+      else
+        source_b.copy(filled + TileA::kBytes, i - SourceA::kCount);
   };
-  auto wait_for_stage = [] {  // it is there for all, and all have read the one before this one
+  auto end_of_copies = [&] {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    source_a.next(), source_b.next();
+    advance(filled);
+  };
+  auto wait_for_stage = [] {  // the next is there for all, and all have read the one before
     asm volatile("cp.async.wait_group %0;" ::"n"(Stages - 2) : "memory");
     __syncthreads();
   };
 
-  float sum[steps][2 * steps][4] = {};
-  for (int i = 0; i < Stages - 1; ++i) copy_stage(i);
+  // Two sets of fragments: one is loaded while the other is multiplied.
+  uint32_t fa[2][kSteps][4], fb[2][kSteps][4];
+  auto load = [&](int set, int i, int depth) {
+    TileA::load(fa[set][i], used + first_a, i, depth);
+    TileB::load(fb[set][i], used + first_b, i, depth);
+  };
+
+  float sum[kSteps][2 * kSteps][4] = {};
+  for (int i = 0; i < Stages - 1; ++i) copy(0, copies), end_of_copies();
   wait_for_stage();
-  load_fragments(0, 0, 0);
-  for (int step = 0; step * kTileK < k; ++step) {
-    copy_stage(step + Stages - 1);
 #pragma unroll
-    for (int depth = 0; depth < depths; ++depth) {
-      bool last = depth == depths - 1;
-      if (last) wait_for_stage();
-      load_fragments((depth + 1) % 2, step + last, (depth + 1) % depths);
+  for (int i = 0; i < kSteps; ++i) load(0, i, 0);
+  for (int left = k; left > 0; left -= kTileK) {
 #pragma unroll
-      for (int i = 0; i < steps; ++i)
+    for (int depth = 0; depth < kDepths; ++depth) {
+      const int now = depth % 2, groups = kDepths - 1, some = (copies + groups - 1) / groups;
+      if (depth == groups) wait_for_stage(), advance(used);
 #pragma unroll
-        for (int j = 0; j < 2 * steps; ++j)
-          mma(sum[i][j], fa[depth % 2][i], fb[depth % 2][j / 2][j % 2 * 2],
-              fb[depth % 2][j / 2][j % 2 * 2 + 1]);
+      for (int i = 0; i < kSteps; ++i) {
+        load(1 - now, i, (depth + 1) % kDepths);
+        if (i == kSteps - 1 && depth < groups) copy(depth * some, (depth + 1) * some);
+        if (i == kSteps - 1 && depth == groups - 1) end_of_copies();
+#pragma unroll
+        for (int step = 0; step < 2 * kSteps; ++step) {
+          int j = i % 2 ? 2 * kSteps - 1 - step : step;  // and back: the last b is used again
+          mma(sum[i][j], fa[now][i], fb[now][j / 2][j % 2 * 2], fb[now][j / 2][j % 2 * 2 + 1]);
+        }
+      }
     }
   }
 
-  const bool pairs = n % 2 == 0 && reinterpret_cast<uintptr_t>(c) % (2 * sizeof(Out)) == 0;
+  const bool whole = n % 4 == 0 && reinterpret_cast<uintptr_t>(c) % (4 * sizeof(Out)) == 0;
 #pragma unroll
-  for (int i = 0; i < steps; ++i)
+  for (int i = 0; i < kSteps; ++i)
 #pragma unroll
-    for (int j = 0; j < 2 * steps; ++j)
-#pragma unroll
-      for (int below = 0; below < 2; ++below) {
-        int r = row + warp_row + 16 * i + 8 * below + lane / 4;
-        int col = column + warp_column + 8 * j + 2 * (lane % 4);
-        if (r < m && col < n)
-          store_pair(c + int64_t(r) * n + col, pairs, col + 1 < n, sum[i][j][2 * below],
-                     sum[i][j][2 * below + 1], beta);
-      }
+    for (int j = 0; j < kSteps; ++j) {
+      const int y = row + warp_row + 16 * i, x = column + warp_column + 16 * j;
+      Out* to = c + int64_t(y) * n + x;
+      if (Even && whole)
+        store_sums<true>(to, m - y, n - x, n, sum[i][2 * j], sum[i][2 * j + 1], beta);
+      else
+        store_sums<false>(to, m - y, n - x, n, sum[i][2 * j], sum[i][2 * j + 1], beta);
+    }
 }
 
-template <int TileM, int TileN, int Stages, int Blocks>
-void launch(const Matmul& p, cudaStream_t stream) {
+template <int Stages>
+void launch_with(const Matmul& p, cudaStream_t stream) {
   if (p.m * p.n == 0) return;
   auto even = [](const void* matrix, int64_t columns) {
     return reinterpret_cast<uintptr_t>(matrix) % 16 == 0 && columns % 8 == 0;
   };
-  TileOrder order{int(tiles(p.m, TileM)), int(tiles(p.n, TileN)), kGroup};
+  TileOrder order{int(tiles(p.m, kTileM)), int(tiles(p.n, kTileN)), kGroup};
   bool all_even = even(p.a, p.ta == Op::T ? p.m : p.k) && even(p.b, p.tb == Op::T ? p.k : p.n);
+  constexpr int shared = Stages * kStageBytes;
   cuda::branch(p.ta == Op::T, [&](auto ta) {
     cuda::branch(p.tb == Op::T, [&](auto tb) {
       cuda::branch(all_even, [&](auto is_even) {
         cuda::for_type(p.out, [&](auto out) {
           using Out = decltype(out);
-          auto kernel = mma_kernel<TileM, TileN, Stages, Blocks, ta(), tb(), Out, is_even()>;
-          constexpr int shared = Stages * (TileM + TileN) * kTileK * int(sizeof(bf16));
+          auto kernel = mma_kernel<Stages, ta(), tb(), Out, is_even()>;
           check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-          kernel<<<unsigned(order.count()), TileM * TileN / 128, shared, stream>>>(
+          kernel<<<unsigned(order.count()), kThreads, shared, stream>>>(
               static_cast<const bf16*>(p.a), static_cast<const bf16*>(p.b), static_cast<Out*>(p.c),
               int(p.m), int(p.n), int(p.k), p.beta, order);
           check(cudaGetLastError());
@@ -252,11 +281,19 @@ void launch(const Matmul& p, cudaStream_t stream) {
   });
 }
 
+// Three stages where a block has room for them; consumer GPUs have it for two.
+void launch(const Matmul& p, cudaStream_t stream) {
+  int device = 0, room = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  room >= 3 * kStageBytes ? launch_with<3>(p, stream) : launch_with<2>(p, stream);
+}
+
 }  // namespace
 
 MatmulRung mma_sync() {
   return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix",
-          [](const Matmul& p) { return p.in == DType::BF16; }, launch<128, 128, 3, 2>};
+          [](const Matmul& p) { return p.in == DType::BF16; }, launch};
 }
 
 }  // namespace lockstep::ladder

@@ -65,8 +65,8 @@ class Communicator {
     bool check_calls = false;
     bool check_buffers = false;  // a buffer that changed between launch and wait() is found
     // GPUs that reach each other's memory move buffers of at least so many bytes by copy engines
-    // (comm_copies.h), smaller ones by NCCL's kernels.
-    int64_t copy_from = 1 << 20;
+    // (comm_copies.h), smaller ones by NCCL's kernels, which are launched faster.
+    int64_t copy_from = 8 << 20;
   };
   virtual ~Communicator() = default;
   int rank() const { return rank_; }

@@ -206,7 +206,7 @@ Complaints check_contract(Communicator& world, const Contract& contract) {
   append(all, c9_all_reduce_is_reduce_scatter_and_all_gather(world, contract));
   append(all, check_repeats(world, contract));
   if (contract.rank_order) {
-    append(all, check_rank_order(world, device));
+    append(all, check_rank_order(world, contract));
     append(all, check_sixteen_bit_sums(world, device));
   }
   return all;

@@ -18,7 +18,8 @@ using Complaints = std::vector<std::string>;
 
 struct Contract {
   Device device = Device::CPU;
-  bool rank_order = true;  // sums add in rank order, whatever the size of the message
+  bool rank_order = true;  // sums add in rank order, whatever the size of the message …
+  bool reduce_too = true;  // … also those that only one rank gets
 };
 
 // All that needs no option of the Communicator. (Also what the lines below run one by one.)
@@ -38,7 +39,7 @@ Complaints check_values(Communicator& world, Device device);  // operations × t
 Complaints check_groups(Communicator& world, Device device);
 Complaints check_many_in_flight(Communicator& world, Device device);
 Complaints check_repeats(Communicator& world, Contract contract);       // the same bits every time
-Complaints check_rank_order(Communicator& world, Device device);        // bit for bit
+Complaints check_rank_order(Communicator& world, Contract contract);    // bit for bit
 Complaints check_sixteen_bit_sums(Communicator& world, Device device);  // fp32, rounded once
 Complaints check_ledger(Communicator& world, Device device);
 Complaints check_misuse(Communicator& world, Device device);

@@ -9,8 +9,10 @@ if [[ $(nvidia-smi --list-gpus 2>/dev/null | grep -c GPU) -lt 2 ]]; then
 fi
 export LOCKSTEP_PROGRAMS=$1
 slower() {
-  "$root/lockstep" mpirun -n 2 "$1/08_kernels/contention" --device cuda --by "$2" |
-    tee /dev/stderr | awk '/times as long/ { print $(NF - 3) }'
+  local words
+  words=$("$root/lockstep" mpirun -n 2 "$1/08_kernels/contention" --device cuda --by "$2")
+  echo "$words" >&2
+  awk '/times as long/ { print $(NF - 3) }' <<<"$words"
 }
 kernels=$(slower "$1" kernels)
 copies=$(slower "$1" copies)

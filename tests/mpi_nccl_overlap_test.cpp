@@ -29,8 +29,9 @@ class NcclOverlap : public ::testing::Test {
   static void SetUpTestSuite() {
     if (!device::available() || this_job().size() < 2) return;
     auto processes = fresh_world();
-    world_ = start_gpu_ranks(*processes, this_job().host().first, std::getenv("NCCL_HOSTID"),
-                             std::make_shared<Ledger>(), {.time_limit = 60});
+    world_ =
+        start_gpu_ranks(*processes, this_job().host().first, std::getenv("NCCL_HOSTID"),
+                        std::make_shared<Ledger>(), {.time_limit = 60, .copy_from = INT64_MAX});
   }
   static void TearDownTestSuite() { world_.reset(); }
   void SetUp() override {
