@@ -183,8 +183,9 @@ TEST(DataParallel, BucketsHoldEveryParameterOnceAndOneSumEach) {
       for (Unit* unit : model.units())
         for (const Weights& group : unit->groups)
           for (Parameter* p : group) EXPECT_EQ(bucket_of[p], bucket_of[group[0]]) << p->name;
-      if (limit == INT64_MAX)
+      if (limit == INT64_MAX) {
         EXPECT_EQ(buckets.size(), cut == CutAt::Size ? 2u : 2 * model.units().size() - 1);
+      }
     }
 }
 TEST(DataParallel, GradientsInPartsAreSummedOverAllTheirAxesAndCountedOnce) {

@@ -63,7 +63,9 @@ TEST(TensorParallelLayout, T3_AttentionIsCutByHeadsAndFewerKeyValueHeadsAreCopie
           LayoutRig rig(settings_of(c), mesh);
           int64_t head = rig.settings.config.head_dim, copies = std::max<int64_t>(1, tp / kv);
           for (Parameter* p : rig.model->parameters()) {
-            if (p->name.ends_with("q_proj.weight")) EXPECT_EQ(p->shard.local[0], 8 / tp * head);
+            if (p->name.ends_with("q_proj.weight")) {
+              EXPECT_EQ(p->shard.local[0], 8 / tp * head);
+            }
             if (!p->name.ends_with("k_proj.weight")) continue;
             EXPECT_EQ(p->shard.local[0], std::max<int64_t>(1, kv / tp) * head);
             EXPECT_EQ(p->shard.first,

@@ -66,7 +66,9 @@ void train_with_padding(int64_t hidden, int ranks) {
     for (const Owned& o : zero.owned()) {
       bool own_bucket = o.parameter->name == "model.norm.weight" && !std::is_same_v<Zero, Zero3>;
       Sharding sharding{hidden, ranks};
-      if (own_bucket) EXPECT_EQ(o.value.size(), 3 - sharding.pad_of(world.rank()));
+      if (own_bucket) {
+        EXPECT_EQ(o.value.size(), 3 - sharding.pad_of(world.rank()));
+      }
     }
   });
 }

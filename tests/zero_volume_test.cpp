@@ -111,7 +111,9 @@ TEST(ZeroVolume, PaddingTravelsToo) {
         LayoutRig::Settings s = settings_of({ranks, sync, 1, Recompute::None, tied});
         s.config.hidden = 19;
         s.parallel.bucket_bytes = 1500;
-        if (sync >= Sync::Zero1) ASSERT_GT(sizes_of(s, ranks).padded, s.config.parameters());
+        if (sync >= Sync::Zero1) {
+          ASSERT_GT(sizes_of(s, ranks).padded, s.config.parameters());
+        }
         expect_volumes(s, ranks, 2);
       }
 }
