@@ -171,8 +171,8 @@ int main(int argc, char** argv) {
   return run_main(argc, argv, [](int argc, char** argv) {
     Pictures files;
     auto flags = [&](CLI::App& app) {
-      app.add_option("--csv", files.csv, "write the table to this file");
-      app.add_option("--svg", files.bars, "draw it as bars");
+      output_file(app.add_option("--csv", files.csv, "write the table to this file"));
+      output_file(app.add_option("--svg", files.bars, "draw it as bars"));
       app.add_option("--timeline", files.timeline, "draw the memory of two steps as it changes");
     };
     auto options = parse_options(argc, argv, "Predicts and measures the memory of a step.", flags);

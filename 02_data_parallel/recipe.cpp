@@ -202,8 +202,8 @@ static void add_flags(CLI::App& app, Settings& s) {
   real(number("--latency-us", s.latency_us, "of a message between neighbours"), 0, 1e9);
   real(number("--bucket-mb", s.bucket_mb, "10^6 bytes of gradients that travel as one"), 0, 1e9,
        true);
-  app.add_option("--csv", s.csv, "write the table to this file");
-  app.add_option("--svg", s.picture, "draw it");
+  output_file(app.add_option("--csv", s.csv, "write the table to this file"));
+  output_file(app.add_option("--svg", s.picture, "draw it"));
 }
 
 static Job job_from(const Settings& s) {

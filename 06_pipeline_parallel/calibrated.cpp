@@ -154,6 +154,9 @@ static void compare(Settings s, Communicator& world) {
   if (s.micro_batches == 0) s.micro_batches = 2 * world.size();  // which all schedules can take
   bool all = s.schedule == "all", speaks = world.rank() == 0;
   require(all ? s.svg.empty() : true, "--svg draws one --schedule, not all of them");
+  auto names = all ? schedule_names() : std::vector{s.schedule};
+  for (const std::string& name : names)  // refused before any has run
+    make_schedule(name, world.size(), 0, int(s.micro_batches));
   if (speaks)
     std::printf(
         "%d ranks, %lld micro-batches; F, I, W: %g, %g, %g ms\n"
@@ -161,7 +164,7 @@ static void compare(Settings s, Communicator& world) {
         world.size(), static_cast<long long>(s.micro_batches), s.forward, s.input, s.weight, "",
         "idle on the clock", "on a rank's span", "step, ms", "schedule", "formula", "simulated",
         "measured", "formula", "simulated", "measured", "simul.", "meas.");
-  for (const std::string& schedule : all ? schedule_names() : std::vector{s.schedule}) {
+  for (const std::string& schedule : names) {
     Timeline measured = run(s, schedule, mesh);
     if (speaks) show(s, schedule, measured, !all);
   }
@@ -188,7 +191,7 @@ int main(int argc, char** argv) {
     time("--forward", s.forward, "ms that F of a rank's layers takes");
     time("--input", s.input, "I: gradients of inputs");
     time("--weight", s.weight, "W: gradients of weights");
-    app.add_option("--svg", s.svg, "draw the timeline of one schedule into this file");
+    output_file(app.add_option("--svg", s.svg, "draw the timeline of one schedule into this file"));
     app.add_flag("--dry-run", s.dry_run, "check the flags and stop");
     add_launch_flags(app, launch);
     if (!parse_flags(app, argc, argv) || s.dry_run) return 0;

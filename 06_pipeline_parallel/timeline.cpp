@@ -37,7 +37,7 @@ static std::vector<double> of_stages(const char* flag, const std::vector<double>
   require(given.size() == 1 || given.size() == stages, flag, " takes one time, or one for each of ",
           stages, " stages, not ", given.size());
   for (double time : given)
-    require(time > 0 && time < 1e9, flag, " takes times above 0, not ", time);
+    require(time > 0 && time < 1e9, flag, " takes times above 0 and below 1e9, not ", time);
   if (given.size() == stages) return given;
   return std::vector<double>(stages, given[0] / placement.chunks);
 }
@@ -174,8 +174,8 @@ static void add_flags(CLI::App& app, Settings& s) {
               "for --search: activations of stages that a rank can hold; 0: as the schedule"),
        0, 1e6);
   app.add_option("--measured", s.measured, "a timeline (CSV) to show beside the simulated one");
-  app.add_option("--csv", s.csv, "write the timeline to this file");
-  app.add_option("--svg", s.picture, "draw it");
+  output_file(app.add_option("--csv", s.csv, "write the timeline to this file"));
+  output_file(app.add_option("--svg", s.picture, "draw it"));
   app.add_flag("--dry-run", s.dry_run, "check the flags and stop");
 }
 

@@ -80,7 +80,8 @@ class PipelineTraining : public Training {
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   int pp = int(flags.pp);
   require(world.size() % pp == 0, "--pp ", pp, " does not divide ", world.size(),
-          world.size() == 1 ? " rank" : " ranks");
+          world.size() == 1 ? " rank" : " ranks", ": start ", pp, " or a multiple (--ranks ", pp,
+          ", or mpirun -n ", pp, ")");
   ProcessMesh mesh(world, {.dp = world.size() / pp, .pp = pp});
   settle_ranks(options, mesh);
   auto schedule = [&](int micro_batches) {
@@ -104,8 +105,6 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
     print_stages(placement, spans);
   }
   if (options.dry_run) return;
-  if (world.rank() == 0 && !flags.svg.empty())
-    require(std::ofstream(flags.svg).good(), "--svg ", flags.svg, " cannot be written");
   parallel = make_zero(int(flags.stage), chunks, mesh, settings);
   parallel->allocate();
   Pipeline pipeline(chunks, mesh.pp(), {placement, [&](int m) { return schedule(m).schedule; }});
@@ -134,7 +133,8 @@ int main(int argc, char** argv) {
       whole(app.add_option("--stage", flags.stage, "of ZeRO, over the pipelines")
                 ->capture_default_str(),
             0, 1);
-      app.add_option("--svg", flags.svg, "draw planned and measured timeline into this file");
+      output_file(
+          app.add_option("--svg", flags.svg, "draw planned and measured timeline into this file"));
       add_check_flags(app, flags.checks);
     };
     auto options =

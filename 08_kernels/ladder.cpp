@@ -79,8 +79,8 @@ int main(int argc, char** argv) {
     app.add_flag("--fp32", flags.fp32, "the ladder of fp32, from a first kernel on");
     app.add_flag("--check", flags.check, "only check");
     app.add_flag("--training", flags.training, "the shapes of a training step");
-    app.add_option("--csv", flags.csv, "write the table to this file");
-    app.add_option("--svg", flags.svg, "draw it");
+    output_file(app.add_option("--csv", flags.csv, "write the table to this file"));
+    output_file(app.add_option("--svg", flags.svg, "draw it"));
     app.add_flag("--dry-run", flags.dry_run, "check the flags and stop");
     if (!parse_flags(app, argc, argv) || flags.dry_run) return 0;
     require(!(flags.fp32 && flags.training), "--training is for the bf16 ladder");

@@ -274,8 +274,8 @@ int main(int argc, char** argv) {
     word(app.add_option("--dtype", flags.type, "fp32 or bf16"), {"fp32", "bf16"});
     app.add_option("--only", flags.only, "operations with this in their name");
     app.add_flag("--check", flags.check, "compare plain and fused, and stop");
-    app.add_option("--csv", flags.csv, "write the table to this file");
-    app.add_option("--svg", flags.svg, "draw it");
+    output_file(app.add_option("--csv", flags.csv, "write the table to this file"));
+    output_file(app.add_option("--svg", flags.svg, "draw it"));
     app.add_flag("--dry-run", flags.dry_run, "check the flags and stop");
     if (!parse_flags(app, argc, argv) || flags.dry_run) return 0;
     require(flags.hidden % (2 * flags.heads) == 0, "--hidden ", flags.hidden,

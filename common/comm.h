@@ -91,6 +91,7 @@ class Communicator {
                   const std::vector<int64_t>& recv_rows);
   // The only point-to-point call: a group of messages, posted together, so that two ranks that send
   // to each other do not wait for each other. Messages between two ranks match in posting order.
+  // What a rank posts in one group its peers post without waiting in between.
   Work exchange(std::vector<P2P> messages);
   void barrier();
   // Collective. Opens what the group's first large collective would open; messages, which two ranks

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "common/device_cuda.h"
@@ -80,7 +81,10 @@ std::string CopyEngines::allocate() {
   check(cudaStreamCreateWithPriority(&sending_, cudaStreamNonBlocking, highest));
   check(cudaEventCreateWithFlags(&turn_, cudaEventDisableTiming));
   cudaIpcMemHandle_t handle;
-  check(cudaIpcGetMemHandle(&handle, memory));
+  if (cudaIpcGetMemHandle(&handle, memory) != cudaSuccess) {
+    cudaGetLastError();  // a platform that cannot: nobody will reach it
+    return "nowhere";
+  }
   std::ostringstream words;
   words << machine();
   for (char byte : handle.reserved) words << ' ' << int(byte);
@@ -229,19 +233,30 @@ void CopyEngines::all_gather(const Tensor& shard, const Tensor& whole, cudaStrea
   finish();
 }
 
+// One piece of each way between two ranks in turn, all that is sent before what is received: a long
+// message must not wait for the end of another, which may wait for this one on the other side.
 void CopyEngines::exchange(const std::vector<P2P>& messages, cudaStream_t stream) {
-  begin(stream);
+  using Way = std::pair<P2P::Kind, int>;  // to the rank so many numbers up, from the one down
+  std::map<Way, std::vector<Tensor>> ways;
+  size_t most = 0;
   for (const P2P& m : messages) {
-    for (int64_t p = 0; p < count(m.buffer); ++p) {
-      Tensor part = piece(m.buffer, p);
-      if (m.kind == P2P::Send) {
-        send(m.peer, part);
+    int step = m.kind == P2P::Send ? m.peer - rank_ : rank_ - m.peer;
+    std::vector<Tensor>& way = ways[{m.kind, (step + size()) % size()}];
+    for (int64_t p = 0; p < count(m.buffer); ++p) way.push_back(piece(m.buffer, p));
+    most = std::max(most, way.size());
+  }
+  begin(stream);
+  for (size_t p = 0; p < most; ++p)
+    for (const auto& [way, pieces] : ways) {
+      if (p >= pieces.size()) continue;
+      if (way.first == P2P::Send) {
+        send(after(way.second), pieces[p]);
       } else {
-        copy(part.raw(), receive(m.peer), part.bytes(), receiving_);
-        taken(m.peer);
+        int from = after(size() - way.second);
+        copy(pieces[p].raw(), receive(from), pieces[p].bytes(), receiving_);
+        taken(from);
       }
     }
-  }
   finish();
 }
 

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -55,6 +57,16 @@ CLI::Option* word(CLI::Option* option, const std::vector<std::string>& words) {
     return std::find(words.begin(), words.end(), value) != words.end();
   };
   return checked(option, good, list);
+}
+
+CLI::Option* output_file(CLI::Option* option) {
+  auto good = [](const std::string& path) {
+    bool was_there = std::filesystem::exists(path);
+    bool opens = std::ofstream(path, std::ios::app).is_open();
+    if (opens && !was_there) std::filesystem::remove(path);
+    return opens;
+  };
+  return checked(option, good, "a file that can be written");
 }
 
 namespace {

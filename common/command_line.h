@@ -26,6 +26,9 @@ CLI::Option* whole(CLI::Option* option, int64_t low, int64_t high);
 CLI::Option* real(CLI::Option* option, double low, double high, bool open = false);
 // One of these words.
 CLI::Option* word(CLI::Option* option, const std::vector<std::string>& words);
+// A file that will be written when all is done: tried now, so that no work is lost. What is in it
+// stays until then.
+CLI::Option* output_file(CLI::Option* option);
 
 // --config FILE: a JSON object whose keys are the flags without their dashes. A flag on the command
 // line wins.

@@ -127,7 +127,8 @@ TEST(PipelineProgram, RefusesWhatCannotWork) {
   refused("--ranks 8 --pp 8 --schedule dualpipe-v --layers 16",
           {"at least 16 micro-batches, not 12"});
   refused("--ranks 2 --stage 2", {"--stage"});
-  refused("--ranks 2 --svg /nowhere/step.svg", {"--svg /nowhere/step.svg cannot be written"});
+  refused("--ranks 2 --svg /nowhere/step.svg",
+          {"--svg: '/nowhere/step.svg' is not a file that can be written"});
   refused("--ranks 10 --pp 2", {"384 tokens", "5 ranks"});
 }
 

@@ -286,11 +286,11 @@ TEST(PipelineSimulate, ProgramRefusesInOneSentence) {
            {"--schedule dualpipe-v --micro-batches 7", "needs at least 8 micro-batches, not 7"},
            {"--chunks 2", "1 chunk on each rank, not 2"},
            {"--forward 1,2", "--forward takes one time, or one for each of 4 stages, not 2"},
-           {"--weight -1", "--weight takes times above 0, not -1"},
+           {"--weight -1", "--weight takes times above 0 and below 1e9, not -1"},
            {"--pp 0", "--pp: '0' is not a whole number from 1"},
            {"--search --memory 0.5", "no room for one micro-batch"},
            {"--measured /nowhere.csv", "--measured /nowhere.csv cannot be read"},
-           {"--csv /nowhere/x", "--csv /nowhere/x cannot be written"}}) {
+           {"--csv /nowhere/x", "--csv: '/nowhere/x' is not a file that can be written"}}) {
     Output out = timeline(flags);
     EXPECT_NE(out.status, 0) << flags;
     EXPECT_TRUE(out.says(part)) << out.out;

@@ -190,6 +190,11 @@ if __name__ == "__main__":
     parser.add_argument("--limit", type=int, default=60, help="seconds that a run may take")
     parser.add_argument("--tiny", action="store_true", help="the tiny model, ranks as threads")
     a = parser.parse_args()
+    missing = [p for _, p, _, _ in TECHNIQUES if not os.path.exists(f"{a.build}/{p}")]
+    if a.gpus < 1:
+        sys.exit(f"--gpus {a.gpus}: at least 1")
+    if missing:
+        sys.exit(f"{a.build} has no {missing[0]}: build first, or name the folder with --build")
     os.makedirs(a.out, exist_ok=True)
     rows = measure()
     save(rows)
