@@ -20,6 +20,7 @@
 #include <cudaTypedefs.h>
 
 #include "common/device_cuda.h"
+#include "common/driver_function.h"
 #include "common/dtype.h"
 
 namespace lockstep::hopper {
@@ -35,22 +36,10 @@ inline bool present() {  // is the GPU that this rank uses one of them?
 }
 
 // How TMA sees a row-major matrix: where it is, and the box that one copy moves. A box is 128 bytes
-// wide. The driver makes the map; linking to it directly would keep the program from starting on a
-// machine without one.
+// wide. The driver makes the map.
 inline CUtensorMap tensor_map(const void* matrix, DType type, int64_t rows, int64_t columns,
                               int box_rows) {
-  static auto encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                           cudaEnableDefault, &found));
-#else
-    check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
-#endif
-    require(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    return PFN_cuTensorMapEncodeTiled_v12000(entry);
-  }();
+  static auto encode = driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled");
   CUtensorMap map;
   cuuint64_t sizes[] = {cuuint64_t(columns), cuuint64_t(rows)};
   cuuint64_t row_bytes[] = {cuuint64_t(columns) * size_of(type)};

@@ -137,11 +137,8 @@ void launch_as(const Matmul& p, cudaStream_t stream) {
 }
 
 void launch(const Matmul& p, cudaStream_t stream) {
-  cuda::branch(p.ta == Op::T, [&](auto ta) {
-    cuda::branch(p.tb == Op::T, [&](auto tb) {
-      cuda::for_type(p.out, [&](auto out) { launch_as<ta(), tb(), decltype(out)>(p, stream); });
-    });
-  });
+  with_form(p,
+            [&](auto ta, auto tb, auto out) { launch_as<ta(), tb(), decltype(out)>(p, stream); });
 }
 
 }  // namespace

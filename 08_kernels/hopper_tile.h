@@ -17,6 +17,7 @@
 #include "08_kernels/hopper.h"
 #include "08_kernels/rung.h"
 #include "08_kernels/tiles.h"
+#include "common/kernels_cuda.h"
 
 namespace lockstep::ladder {
 
@@ -213,6 +214,15 @@ constexpr int kAtOnce = 128 - kHeldWords* kSumsPerWord<Out>;
 inline int steps_of(const Matmul& p) {
   int steps = int(tiles(p.k, kTileK));
   return steps < kHeldSteps ? kHeldSteps : steps;
+}
+
+// Turns what a product is into template arguments: f(ta, tb, a zero of the result's type).
+template <class F>
+void with_form(const Matmul& p, F&& f) {
+  cuda::branch(p.ta == Op::T, [&](auto ta) {
+    cuda::branch(p.tb == Op::T,
+                 [&](auto tb) { cuda::for_type(p.out, [&](auto out) { f(ta, tb, out); }); });
+  });
 }
 
 }  // namespace lockstep::ladder

@@ -8,21 +8,12 @@
 #include <sstream>
 
 #include "common/device_cuda.h"
+#include "common/driver_function.h"
 #include "common/reduce.h"
 
 namespace lockstep {
 
 // ---- What the driver has and the runtime has not ----
-
-// Looked up, not linked: programs start on machines without a driver too.
-template <class F>
-static F driver_function(const char* name) {
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  check(cudaGetDriverEntryPointByVersion(name, &entry, 12000, cudaEnableDefault, &found));
-  require(found == cudaDriverEntryPointSuccess, "the driver has no ", name);
-  return reinterpret_cast<F>(entry);
-}
 
 // What is enqueued next comes after the counter has become `least` or more (as a difference, so
 // that it may wrap).
@@ -42,12 +33,6 @@ static void write(cudaStream_t stream, uint32_t* counter, uint32_t value) {
 static void copy(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
   if (to != from && bytes > 0)
     check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream));
-}
-
-// `later` goes on when `earlier` has come to this point.
-static void order(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
-  check(cudaEventRecord(event, earlier));
-  check(cudaStreamWaitEvent(later, event));
 }
 
 // ---- Beginning and end ----
@@ -76,10 +61,7 @@ std::string CopyEngines::allocate() {
   check(cudaMemset(memory, 0, sizeof(Counters)));
   check(cudaDeviceSynchronize());
   peers_[size_t(rank_)].memory = static_cast<Counters*>(memory);
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  check(cudaStreamCreateWithPriority(&sending_, cudaStreamNonBlocking, highest));
-  check(cudaEventCreateWithFlags(&turn_, cudaEventDisableTiming));
+  sending_ = stream_of_messages();
   cudaIpcMemHandle_t handle;
   if (cudaIpcGetMemHandle(&handle, memory) != cudaSuccess) {
     cudaGetLastError();  // a platform that cannot: nobody will reach it
@@ -121,7 +103,6 @@ void CopyEngines::close(const TellAll& tell_all) {
   tell_all("closed");
   check(cudaFree(peers_[size_t(rank_)].memory));
   check(cudaStreamDestroy(sending_));
-  check(cudaEventDestroy(turn_));
 }
 
 // ---- Pieces ----
@@ -165,14 +146,20 @@ void CopyEngines::taken(int from) {
 
 // ---- Collectives ----
 
+// `later` goes on when `earlier` has come to this point.
+void CopyEngines::order(cudaStream_t earlier, cudaStream_t later) {
+  turn_.record(earlier);
+  turn_.block(later);
+}
+
 // What is sent has been made by the rank's stream. What `stream` still receives for earlier calls
 // need not have come.
 void CopyEngines::begin(cudaStream_t stream) {
   receiving_ = stream;
-  order(device::stream(), turn_, sending_);
+  order(device::stream(), sending_);
 }
 
-void CopyEngines::finish() { order(sending_, turn_, receiving_); }
+void CopyEngines::finish() { order(sending_, receiving_); }
 
 // Each rank's part goes to that rank, where all of them are added. No part is larger than the
 // first.
@@ -213,7 +200,7 @@ void CopyEngines::all_reduce(const Tensor& buffer, ReduceOp op, cudaStream_t str
   };
   begin(stream);
   add_parts(part_of, part_of(rank_), op);
-  order(receiving_, turn_, sending_);  // what is sent on are the sums
+  order(receiving_, sending_);  // what is sent on are the sums
   tell_parts(part_of(rank_), part_of);
   finish();
 }

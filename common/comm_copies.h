@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "common/comm.h"
+#include "common/comm_nccl_watch.h"
 
 namespace lockstep {
 
@@ -73,6 +74,7 @@ class CopyEngines {
   int64_t slot_bytes() const { return kInboxes / kSlots / size() / 256 * 256; }
   int after(int step) const { return (rank_ + step) % size(); }
 
+  void order(cudaStream_t earlier, cudaStream_t later);
   void begin(cudaStream_t stream);
   void finish();
   void add_parts(const PartOf& part_of, const Tensor& to, ReduceOp op);
@@ -85,7 +87,7 @@ class CopyEngines {
   std::vector<Peer> peers_;
   cudaStream_t sending_ = nullptr;    // so that sending never waits for what is received
   cudaStream_t receiving_ = nullptr;  // of the call under way
-  cudaEvent_t turn_ = nullptr;
+  Moment turn_;
 };
 
 }  // namespace lockstep

@@ -89,7 +89,7 @@ class NcclCommunicator : public Communicator {
   std::shared_ptr<NcclWatch> watch_;
   std::shared_ptr<NcclWatch::Group> group_;
   ncclComm_t comm_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_;
   std::unique_ptr<CopyEngines> copies_;
   bool connected_ = false, telling_ = false;
 };
@@ -104,12 +104,8 @@ NcclCommunicator::NcclCommunicator(int rank, std::string name, std::vector<int> 
                    options),
       watch_(std::move(watch)),
       group_(std::move(group)),
-      comm_(group_->comm) {
-  // Messages before computation: whoever is sent one may be idle until it comes.
-  int lowest = 0, highest = 0;
-  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest));
-}
+      comm_(group_->comm),
+      stream_(stream_of_messages()) {}
 
 NcclCommunicator::~NcclCommunicator() {
   // While an exception ends the program, the other ranks may never come to what is still enqueued.

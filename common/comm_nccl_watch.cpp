@@ -10,6 +10,14 @@ namespace lockstep {
 
 using Clock = std::chrono::steady_clock;
 
+cudaStream_t stream_of_messages() {
+  int lowest = 0, highest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+  return stream;
+}
+
 Moment::Moment() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
 void Moment::record(cudaStream_t stream) { check(cudaEventRecord(event_, stream)); }
 void Moment::block(cudaStream_t stream) const { check(cudaStreamWaitEvent(stream, event_)); }

@@ -32,6 +32,9 @@ inline void check(ncclResult_t status, Here here = {}) {
                 here.where);
 }
 
+// Messages before computation: whoever is sent one may be idle until it comes.
+cudaStream_t stream_of_messages();
+
 // A point in a stream.
 class Moment {
  public:
