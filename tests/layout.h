@@ -39,8 +39,8 @@ inline std::unique_ptr<DataParallel> make_parallel(Sync sync, std::vector<Stage*
 // leaves the choice.
 inline constexpr int64_t kSequences = 24, kLength = 5;
 
-// A rank's part of a job.
-struct LayoutRig {
+// A rank's part of a job, but for the model: whole (LayoutRig) or in stages (PipelineRig).
+struct RankRig {
   struct Settings {
     ModelConfig config = small_config();
     DType compute = DType::F32;
@@ -58,7 +58,43 @@ struct LayoutRig {
                                                 DataParallel::Settings)>
         make = {};
   };
-  LayoutRig(const Settings& s, ProcessMesh& process_mesh) : settings(s), mesh(process_mesh) {
+  RankRig(const Settings& s, ProcessMesh& process_mesh) : settings(s), mesh(process_mesh) {}
+
+  // When `parallel` is made: memory, first weights, optimizer.
+  void start() {
+    parallel->allocate();
+    if (settings.weights) {
+      settings.weights(parallel->owned());
+    } else {
+      initialise(parallel->owned(), settings.seed);
+    }
+    parallel->publish();
+    optimizer =
+        std::make_unique<AdamW>(parallel->owned(), settings.rule, settings.device, &mesh.world());
+    one = Tensor::empty({1}, sum_type(settings.compute), settings.device, Category::Buffers);
+    on(one).fill(one, 1);
+  }
+  // Of all ranks together.
+  Tensor valid_targets(const std::vector<MicroBatch>& mine) {
+    int64_t count = 0;
+    for (const MicroBatch& b : mine)
+      for (int32_t t : b.targets.values<int32_t>()) count += t >= 0;
+    Tensor valid = Tensor::from<int64_t>({count}, {1}, settings.device, Category::Buffers);
+    mesh.data().all_reduce(valid).wait();
+    return valid;
+  }
+  void phase(const char* name) { mesh.world().ledger().set_phase(name); }
+  StepState state() const { return on_host(optimizer->state()); }
+
+  Settings settings;
+  ProcessMesh& mesh;
+  std::unique_ptr<DataParallel> parallel;  // before the model, whose units ask for it
+  std::unique_ptr<AdamW> optimizer;
+  Tensor one;
+};
+
+struct LayoutRig : RankRig {
+  LayoutRig(const Settings& s, ProcessMesh& process_mesh) : RankRig(s, process_mesh) {
     Parts parts = plain_parts();
     if (s.tensor_parallel) use_tensor_parallel(parts, mesh.tp(), *s.tensor_parallel);
     if (s.more) s.more(parts);
@@ -66,26 +102,13 @@ struct LayoutRig {
     model = std::make_unique<Stage>(s.config, parts, s.compute, s.device);
     parallel = s.make ? s.make({model.get()}, mesh, s.parallel)
                       : make_parallel(s.sync, {model.get()}, mesh, s.parallel);
-    parallel->allocate();
-    if (s.weights) {
-      s.weights(parallel->owned());
-    } else {
-      initialise(parallel->owned(), s.seed);
-    }
-    parallel->publish();
-    optimizer = std::make_unique<AdamW>(parallel->owned(), s.rule, s.device, &mesh.world());
-    one = Tensor::empty({1}, sum_type(s.compute), s.device, Category::Buffers);
-    on(one).fill(one, 1);
+    start();
   }
 
   // `mine`: this rank's micro-batches. The ledger's phases: count, backward, optimizer, publish.
   void gradients(const std::vector<MicroBatch>& mine) {
     phase("count");
-    int64_t count = 0;
-    for (const MicroBatch& b : mine)
-      for (int32_t t : b.targets.values<int32_t>()) count += t >= 0;
-    Tensor valid = Tensor::from<int64_t>({count}, {1}, settings.device, Category::Buffers);
-    mesh.data().all_reduce(valid).wait();
+    Tensor valid = valid_targets(mine);
     phase("backward");
     parallel->begin_step(int64_t(mine.size()));
     optimizer->begin_step(valid);
@@ -107,15 +130,8 @@ struct LayoutRig {
     gradients(mine);
     update();
   }
-  void phase(const char* name) { mesh.world().ledger().set_phase(name); }
-  StepState state() const { return on_host(optimizer->state()); }
 
-  Settings settings;
-  ProcessMesh& mesh;
-  std::unique_ptr<DataParallel> parallel;  // before the model, whose units ask for it
   std::unique_ptr<Stage> model;
-  std::unique_ptr<AdamW> optimizer;
-  Tensor one;
 };
 
 // Some targets are ignored, and all of sequences 3 to 5. The batch is dealt out as accumulation x
@@ -187,6 +203,22 @@ struct Trained {
   std::vector<double> losses, norms;
   std::vector<std::vector<LedgerEntry>> ledgers;  // of each rank
 };
+// One rank's steps. Its pieces go to those of the others; rank 0 keeps the numbers.
+template <class Rig>
+void run_steps(Rig& rig, int steps,
+               const std::function<std::vector<MicroBatch>(int step)>& batch_of, Trained& result,
+               Whole& gradients, Whole& weights, const std::function<void(int step)>& after = {}) {
+  for (int step = 0; step < steps; ++step) {
+    rig.gradients(batch_of(step));
+    if (step == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
+    rig.update();
+    if (after) after(step);
+    if (rig.mesh.world().rank() > 0) continue;
+    result.losses.push_back(rig.state().loss);
+    result.norms.push_back(rig.state().gradient_norm);
+  }
+  weights.add(rig.parallel->owned(), &Owned::master);
+}
 inline Trained train(MeshShape shape, const LayoutRig::Settings& settings, int accumulation,
                      int steps, Communicator::Options options = {}) {
   Trained result;
@@ -196,17 +228,12 @@ inline Trained train(MeshShape shape, const LayoutRig::Settings& settings, int a
     ProcessMesh mesh(world, shape, settings.config.kv_heads);
     LayoutRig rig(settings, mesh);
     start.add(rig.parallel->owned(), &Owned::master);
-    for (int s = 0; s < steps; ++s) {
-      world.ledger().set_step(s);
-      rig.gradients(dealt(settings.config, {mesh.here().dp, shape.dp}, accumulation, s,
-                          settings.device, settings.length));
-      if (s == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
-      rig.update();
-      if (world.rank() > 0) continue;
-      result.losses.push_back(rig.state().loss);
-      result.norms.push_back(rig.state().gradient_norm);
-    }
-    weights.add(rig.parallel->owned(), &Owned::master);
+    auto batch_of = [&](int step) {
+      world.ledger().set_step(step);
+      return dealt(settings.config, {mesh.here().dp, shape.dp}, accumulation, step, settings.device,
+                   settings.length);
+    };
+    run_steps(rig, steps, batch_of, result, gradients, weights);
     result.ledgers[size_t(world.rank())] = world.ledger().entries();
   });
   result.start = start.get();

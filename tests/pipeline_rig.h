@@ -41,9 +41,9 @@ struct PipelineCase {
 };
 
 // A rank's part of it.
-struct PipelineRig {
-  PipelineRig(const LayoutRig::Settings& s, const PipelineCase& c, ProcessMesh& process_mesh)
-      : mesh(process_mesh) {
+struct PipelineRig : RankRig {
+  PipelineRig(const Settings& s, const PipelineCase& c, ProcessMesh& process_mesh)
+      : RankRig(s, process_mesh) {
     Options options;
     options.config = s.config, options.compute = s.compute, options.device = s.device;
     Placement placement = c.make(c.micro_batches).placement;
@@ -54,16 +54,7 @@ struct PipelineRig {
                          split_layers(s.config.layers, placement, c.ends));
     for (auto& stage : stages) chunks.push_back(stage.get());
     parallel = make_parallel(c.sync, chunks, mesh, s.parallel);
-    parallel->allocate();
-    if (s.weights) {
-      s.weights(parallel->owned());
-    } else {
-      initialise(parallel->owned(), s.seed);
-    }
-    parallel->publish();
-    optimizer = std::make_unique<AdamW>(parallel->owned(), s.rule, s.device, &mesh.world());
-    one = Tensor::empty({1}, sum_type(s.compute), s.device, Category::Buffers);
-    on(one).fill(one, 1);
+    start();
     auto schedule = [c](int m) { return c.make(m).schedule; };
     pipeline.emplace(chunks, mesh.pp(), Pipeline::Settings{placement, schedule});
   }
@@ -71,12 +62,8 @@ struct PipelineRig {
   // calls: the micro-batches go through the pipeline in so many runs.
   void gradients(const std::vector<MicroBatch>& mine, const Pipeline::Observer& observer = {},
                  size_t calls = 1) {
-    int64_t count = 0;
-    for (const MicroBatch& b : mine)
-      for (int32_t t : b.targets.values<int32_t>()) count += t >= 0;
-    Tensor valid = Tensor::from<int64_t>({count}, {1}, one.device(), Category::Buffers);
-    mesh.data().all_reduce(valid).wait();
-    mesh.world().ledger().set_phase("pipeline");
+    Tensor valid = valid_targets(mine);
+    phase("pipeline");
     parallel->begin_step(int64_t(mine.size()));
     optimizer->begin_step(valid);
     for (size_t call = 0; call < calls; ++call) {
@@ -87,21 +74,16 @@ struct PipelineRig {
           some, optimizer->scale(), one, [this](const Tensor& loss) { optimizer->add_loss(loss); },
           observer);
     }
-    mesh.world().ledger().set_phase("sum");
+    phase("sum");
     parallel->finish();
   }
   void update() {
     optimizer->step([this](size_t i) { parallel->updated(i); });
     parallel->publish();
   }
-  StepState state() const { return on_host(optimizer->state()); }
 
-  ProcessMesh& mesh;
-  std::unique_ptr<DataParallel> parallel;  // before the stages, whose units ask for it
   std::vector<std::unique_ptr<Stage>> stages;
   std::vector<Stage*> chunks;
-  std::unique_ptr<AdamW> optimizer;
-  Tensor one;
   std::optional<Pipeline> pipeline;
 };
 
@@ -136,16 +118,13 @@ inline Trained train_pipeline(const PipelineCase& c, const LayoutRig::Settings& 
     ProcessMesh mesh(world, {.dp = c.dp, .pp = c.pp});
     PipelineRig rig(s, c, mesh);
     world.ledger().clear();
-    for (int step = 0; step < steps; ++step) {
-      rig.gradients(flowing(s.config, {mesh.here().dp, c.dp}, c.micro_batches, step, s.device));
-      if (step == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
-      rig.update();
+    auto batch_of = [&](int step) {
+      return flowing(s.config, {mesh.here().dp, c.dp}, c.micro_batches, step, s.device);
+    };
+    auto keep_ledger = [&](int step) {
       if (step == 0) result.ledgers[size_t(world.rank())] = world.ledger().entries();
-      if (world.rank() > 0) continue;
-      result.losses.push_back(rig.state().loss);
-      result.norms.push_back(rig.state().gradient_norm);
-    }
-    weights.add(rig.parallel->owned(), &Owned::master);
+    };
+    run_steps(rig, steps, batch_of, result, gradients, weights, keep_ledger);
   });
   result.gradients = gradients.get();
   result.weights = weights.get();
@@ -160,15 +139,10 @@ inline Trained train_plain(int dp, int micro_batches, LayoutRig::Settings s, int
   run_threads(dp, s.device, {}, [&](Communicator& world) {
     ProcessMesh mesh(world, {.dp = dp});
     LayoutRig rig(s, mesh);
-    for (int step = 0; step < steps; ++step) {
-      rig.gradients(flowing(s.config, {world.rank(), dp}, micro_batches, step, s.device));
-      if (step == 0) gradients.add(rig.parallel->owned(), &Owned::grad);
-      rig.update();
-      if (world.rank() > 0) continue;
-      result.losses.push_back(rig.state().loss);
-      result.norms.push_back(rig.state().gradient_norm);
-    }
-    weights.add(rig.parallel->owned(), &Owned::master);
+    auto batch_of = [&](int step) {
+      return flowing(s.config, {world.rank(), dp}, micro_batches, step, s.device);
+    };
+    run_steps(rig, steps, batch_of, result, gradients, weights);
   });
   result.gradients = gradients.get();
   result.weights = weights.get();
