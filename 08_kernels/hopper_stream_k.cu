@@ -38,39 +38,19 @@ struct Shared {
   uint64_t full[kStages], empty[kStages];
 };
 
-// What a cluster does: whole tiles and, of the last round, up to two pieces. All are at least
-// kHeldSteps long.
+// What a cluster does: whole tiles, then its share of the last round, up to two pieces. Each is at
+// least kHeldSteps long.
 struct Piece {
-  int tile, begin, end;  // steps along k
+  int tile, begin, end;  // steps along k; none if they are equal
+};
+struct Share {
+  Piece pieces[2];
+  int helper;  // the first cluster that has a piece of the tile which this one ends
 };
 struct Work {
-  int tiles, clusters, steps, whole;  // whole: rounds that are not shared
-  bool shared;
-
-  // Where the share of a cluster begins, in steps of the last round. Not just behind the beginning
-  // of a tile, nor just before its end.
-  LOCKSTEP_BOTH int cut(int cluster) const {
-    int at = int(int64_t(tiles - whole * clusters) * steps * cluster / clusters);
-    int in_tile = at % steps;
-    if (in_tile < kHeldSteps) return at - in_tile;
-    return steps - in_tile < kHeldSteps ? at + steps - in_tile : at;
-  }
-  LOCKSTEP_BOTH int first_shared() const { return whole * clusters; }
-  // The i-th piece of a cluster; false if it has no more.
-  LOCKSTEP_BOTH bool find(int i, int cluster, Piece* piece) const {
-    if (i < whole || !shared) {
-      *piece = {cluster + i * clusters, 0, steps};
-      return piece->tile < tiles;
-    }
-    int begin = cut(cluster), end = cut(cluster + 1);
-    int first = begin / steps, last = (end - 1) / steps;
-    if (i - whole > last - first) return false;
-    bool beginning = i == whole && first < last;  // of a tile that the next cluster will end
-    int tile = beginning ? last : first;
-    *piece = {first_shared() + tile, beginning ? 0 : begin - tile * steps,
-              beginning || first == last ? end - tile * steps : steps};
-    return true;
-  }
+  static constexpr int kMostClusters = 72;
+  int whole, clusters, steps;  // whole: tiles that are not shared
+  Share shares[kMostClusters];
 };
 
 // Sums on their way from one warp to the one that has the same place in another cluster.
@@ -107,8 +87,8 @@ struct Parts {
 
 template <bool TA, bool TB, class Out>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
-    stream_k_kernel(const __grid_constant__ Maps maps, TileOrder order, Work work, Parts parts,
-                    bool add) {
+    stream_k_kernel(const __grid_constant__ Maps maps, TileOrder order,
+                    const __grid_constant__ Work work, Parts parts, bool add) {
   extern __shared__ __align__(1024) char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), rank = hopper::cluster_rank();
@@ -123,19 +103,21 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   hopper::cluster_barrier();
 
   hopper::Place<kStages> place;
-  Piece piece;
   int row, column;
   if (warpgroup == 0) {
     hopper::give_registers<40>();
     if (threadIdx.x == 0) {
-      for (int n = 0; work.find(n, cluster, &piece); ++n) {
+      auto load = [&](const Piece& piece) {
         order.find(piece.tile, &row, &column);
         for (int i = piece.begin; i < piece.end; ++i, place.advance()) {
           hopper::wait(&s.empty[place.stage], place.parity ^ 1);
           load_stage<TA, TB>(s.stages[place.stage], &s.full[place.stage], maps.a, maps.b,
                              (row * kCluster + rank) * kTileM, column * kTileN, i * kTileK, rank);
         }
-      }
+      };
+      for (int tile = cluster; tile < work.whole; tile += work.clusters)
+        load({tile, 0, work.steps});
+      for (const Piece& piece : work.shares[cluster].pieces) load(piece);
     }
   } else {
     hopper::take_registers<232>();
@@ -167,7 +149,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
                                  s.panels[warp] + i % kBuffers * kPanelBytes, add);
     };
 
-    for (int n = 0; work.find(n, cluster, &piece); ++n) {
+    auto compute = [&](int count) {
 #pragma unroll
       for (int i = 0; i < kHeldSteps; ++i) {
         start_step(i > 0);
@@ -178,20 +160,33 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
         finish_step();
       }
       held_tile = -1;
-      for (int i = piece.begin + kHeldSteps; i < piece.end; ++i) start_step(true), finish_step();
-      if (piece.end < work.steps) {
-        parts.leave(cluster, rank * kConsumers * 4 + warp, sum);
-        continue;
-      }
-      int begin = (piece.tile - work.first_shared()) * work.steps;
-      for (int other = cluster; piece.begin > 0 && work.cut(other) > begin;)
-        parts.fetch(--other, rank * kConsumers * 4 + warp, sum);
+      for (int i = kHeldSteps; i < count; ++i) start_step(true), finish_step();
+    };
+    auto hold = [&](int tile) {
       if constexpr (at_once > 0) {
-        find(piece.tile);
+        find(tile);
         store_panels<Out, kBuffers, kHeldPanels>(maps.c, row, column, sum, s.panels[warp], add);
       }
       to_words<Out>(held, sum + at_once);
-      held_tile = piece.tile;
+      held_tile = tile;
+    };
+
+    // Two loops, so that in the long one all of a warp is seen to do the same.
+    for (int tile = cluster; tile < work.whole; tile += work.clusters)
+      compute(work.steps), hold(tile);
+    const Share& share = work.shares[cluster];
+#pragma unroll 1
+    for (int n = 0; n < 2; ++n) {
+      Piece piece = share.pieces[n];
+      if (piece.begin == piece.end) break;
+      compute(piece.end - piece.begin);
+      if (piece.end < work.steps) {
+        parts.leave(cluster, rank * kConsumers * 4 + warp, sum);
+      } else {
+        for (int other = share.helper; other < cluster; ++other)
+          parts.fetch(other, rank * kConsumers * 4 + warp, sum);
+        hold(piece.tile);
+      }
     }
     if (held_tile >= 0) {
       find(held_tile);
@@ -215,8 +210,27 @@ Parts parts_for(int clusters) {
 Work share_out(int tiles, int steps) {
   int most = multiprocessors() / kCluster, last = tiles % most;
   int saved = steps - int(int64_t(last) * steps / most);
-  bool shared = last > 0 && saved >= kSharingCosts && steps - saved >= 2 * kHeldSteps;
-  return {tiles, shared ? most : std::min(most, tiles), steps, tiles / most, shared};
+  Work work{tiles, std::min(most, tiles), steps, {}};
+  if (last == 0 || saved < kSharingCosts || steps - saved < 2 * kHeldSteps ||
+      most > Work::kMostClusters)
+    return work;
+  work.whole = tiles - last, work.clusters = most;
+  // Where a share begins, in steps of the last round. Not just behind the beginning of a tile, nor
+  // just before its end.
+  auto cut = [&](int cluster) {
+    int at = int(int64_t(last) * steps * cluster / most), in_tile = at % steps;
+    if (in_tile < kHeldSteps) return at - in_tile;
+    return steps - in_tile < kHeldSteps ? at + steps - in_tile : at;
+  };
+  for (int cluster = 0; cluster < most; ++cluster) {
+    Share& share = work.shares[cluster];
+    int begin = cut(cluster), end = cut(cluster + 1), first = begin / steps;
+    int border = (first + 1) * steps, i = 0;
+    if (end > border) share.pieces[i++] = {work.whole + first + 1, 0, end - border};
+    share.pieces[i] = {work.whole + first, begin % steps, std::min(end, border) - first * steps};
+    for (share.helper = cluster; cut(share.helper) > first * steps;) --share.helper;
+  }
+  return work;
 }
 
 template <bool TA, bool TB, class Out>

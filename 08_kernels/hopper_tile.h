@@ -140,7 +140,8 @@ __device__ void to_words(uint32_t (&words)[Words], const float* sum) {
 #pragma unroll
   for (int i = 0; i < Words; ++i) {
     if constexpr (sizeof(Out) == 4) {
-      words[i] = __float_as_uint(sum[i]);
+      // A copy that the compiler sees as such: the sums' own registers go to the next products.
+      asm volatile("mov.b32 %0, %1;" : "=r"(words[i]) : "f"(sum[i]));
     } else {
       __nv_bfloat162 pair = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
       memcpy(&words[i], &pair, sizeof(pair));
