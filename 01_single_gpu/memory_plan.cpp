@@ -18,6 +18,7 @@
 #include <fstream>
 
 #include "01_single_gpu/recompute.h"
+#include "08_kernels/use_matmul.h"
 #include "common/feed.h"
 #include "common/memory_model.h"
 #include "common/plan.h"
@@ -177,6 +178,7 @@ int main(int argc, char** argv) {
     };
     auto options = parse_options(argc, argv, "Predicts and measures the memory of a step.", flags);
     if (!options) return 0;
+    use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     std::vector<Row> rows = predict(*options);
     if (!options->dry_run) measure(*options, corpus, rows, files.timeline);

@@ -17,6 +17,7 @@
 #include <cstdio>
 
 #include "01_single_gpu/recompute.h"
+#include "08_kernels/use_matmul.h"
 #include "common/diagnose.h"
 #include "common/evaluate.h"
 #include "common/feed.h"
@@ -91,6 +92,7 @@ int main(int argc, char** argv) {
   return run_main(argc, argv, [](int argc, char** argv) {
     auto options = parse_options(argc, argv, "Trains a Llama-style model on one device.");
     if (!options) return 0;
+    use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     print_plan(*options, corpus);
     if (!options->dry_run) train(*options, corpus);

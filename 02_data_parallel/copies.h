@@ -11,10 +11,16 @@ namespace lockstep {
 
 inline constexpr AxisSet kDataAxes = {Axis::Data, Axis::ExpertData};
 
-// Of the ranks that hold the same elements, the first one counts them.
-inline bool first_of_copies(ProcessMesh& mesh, AxisSet replicas) {
-  for (Axis axis : {Axis::Data, Axis::ExpertData, Axis::TP, Axis::KvCopies, Axis::Ends})
-    if (replicas.has(axis) && mesh.group(axis).rank() > 0) return false;
+// Of the ranks that hold the same elements, one counts them. Over the data's axes, where nearly all
+// is held alike, ranks take turns: none has to square all gradients for the norm, or to write a
+// checkpoint alone. Over the others it is the first.
+inline bool counts_copies(ProcessMesh& mesh, AxisSet replicas, size_t number) {
+  for (Axis axis : {Axis::Data, Axis::ExpertData, Axis::TP, Axis::KvCopies, Axis::Ends}) {
+    if (!replicas.has(axis)) continue;
+    Communicator& group = mesh.group(axis);
+    size_t turn = kDataAxes.has(axis) ? number % size_t(group.size()) : 0;
+    if (size_t(group.rank()) != turn) return false;
+  }
   return true;
 }
 

@@ -31,7 +31,9 @@ class Naive : public DataParallel {
   }
 
  protected:
-  bool counts(const Parameter& p) const override { return first_of_copies(mesh_, p.replicas); }
+  bool counts(const Parameter& p, size_t number) const override {
+    return counts_copies(mesh_, p.replicas, number);
+  }
 
   ProcessMesh& mesh_;
 };

@@ -21,6 +21,7 @@
 
 #include "01_single_gpu/recompute.h"
 #include "02_data_parallel/bucketed.h"
+#include "08_kernels/use_matmul.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
 #include "common/training.h"
@@ -73,6 +74,7 @@ int main(int argc, char** argv) {
     auto options =
         parse_training(argc, argv, "Trains a Llama-style model on several ranks.", launch, more);
     if (!options) return 0;
+    use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

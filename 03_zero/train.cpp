@@ -20,6 +20,7 @@
 #include "03_zero/accounts.h"
 #include "03_zero/make_zero.h"
 #include "03_zero/use_zero.h"
+#include "08_kernels/use_matmul.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
 #include "common/training.h"
@@ -93,6 +94,7 @@ int main(int argc, char** argv) {
     auto options =
         parse_training(argc, argv, "Trains a Llama-style model with ZeRO.", launch, more);
     if (!options) return 0;
+    use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

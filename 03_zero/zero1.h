@@ -43,7 +43,7 @@ class Zero1 : public DataParallel {
     std::vector<Weights> parameters;
     for (Shards& s : shards_) {
       Cut data{mesh_.data().rank(), mesh_.data().size()};
-      auto counted = [this](const Parameter& p) { return counts(p); };
+      auto counted = [this](const Parameter& p) { return counts(p, 0); };
       for (Owned& o : owned_of(s.bucket, s.value, s.grad, data, counted))
         owned_.push_back(std::move(o));
       s.owned_end = owned_.size();
@@ -138,8 +138,8 @@ class Zero1 : public DataParallel {
   }
 
   // Other ranks of the data axis have other shards.
-  bool counts(const Parameter& p) const override {
-    return first_of_copies(mesh_, p.replicas.without(kDataAxes));
+  bool counts(const Parameter& p, size_t number) const override {
+    return counts_copies(mesh_, p.replicas.without(kDataAxes), number);
   }
   int64_t bucket_elements() const {
     return settings_.bucket_bytes / int64_t(size_of(gradient_type(*chunks_[0])));

@@ -24,6 +24,7 @@
 #include "06_pipeline_parallel/schedules.h"
 #include "06_pipeline_parallel/split_layers.h"
 #include "06_pipeline_parallel/stopwatch.h"
+#include "08_kernels/use_matmul.h"
 #include "common/evaluate.h"
 #include "common/launch_flags.h"
 #include "common/plan.h"
@@ -140,6 +141,7 @@ int main(int argc, char** argv) {
     auto options =
         parse_training(argc, argv, "Trains a Llama-style model as a pipeline.", launch, more);
     if (!options) return 0;
+    use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

@@ -200,10 +200,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
 
 // The memory of a rank, for the launches of its stream one after the other.
 Parts parts_for(int clusters) {
-  thread_local auto* sums = new Tensor(
-      Tensor::empty({int64_t(clusters) * kWarps * 32 * 32 * 4}, DType::F32, Device::CUDA));
-  thread_local auto* ready =
-      new Tensor(Tensor::zeros({int64_t(clusters) * kWarps}, DType::F32, Device::CUDA));
+  thread_local auto* sums = new Tensor(Tensor::empty({int64_t(clusters) * kWarps * 32 * 32 * 4},
+                                                     DType::F32, Device::CUDA, Category::Buffers));
+  thread_local auto* ready = new Tensor(
+      Tensor::zeros({int64_t(clusters) * kWarps}, DType::F32, Device::CUDA, Category::Buffers));
   return {reinterpret_cast<float4*>(sums->raw()), reinterpret_cast<int*>(ready->raw())};
 }
 

@@ -8,9 +8,11 @@
 //     TF32
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
+#include "08_kernels/bf16_ladder.h"
 #include "08_kernels/rung.h"
 #include "08_kernels/sgemm.h"
 #include "common/command_line.h"
@@ -23,7 +25,7 @@ namespace {
 
 struct Flags {
   std::string csv, svg;
-  int64_t size = 4096;
+  int64_t size = 4096, tokens = 16384;
   bool fp32 = false, check = false, training = false, dry_run = false;
 };
 
@@ -53,20 +55,33 @@ void time_problem(Results& results, const std::vector<MatmulRung>& rungs, const 
   measure(results, name_of(p), p.flops(), runs);
 }
 
-// The linear layers of the 1.7B model on 16384 tokens: [inputs, outputs] of qkv, attention output,
-// gate|up, down and head, each forward, for the gradient of its input and for that of its weight.
-void time_training(Results& results, const std::vector<MatmulRung>& rungs) {
-  const int64_t tokens = 16384, h = 2048, ffn = 8192, vocabulary = 49152;
-  for (auto [in, out] : {std::pair{h, 3 * h}, {h, h}, {h, 2 * ffn}, {ffn, h}, {h, vocabulary}}) {
-    time_problem(results, rungs, {tokens, out, in, Op::N, Op::T});
-    time_problem(results, rungs, {tokens, in, out, Op::N, Op::N});
-    time_problem(results, rungs, {out, in, tokens, Op::T, Op::N, DType::BF16, DType::F32, 1});
-  }
+double geometric_mean(const std::vector<double>& shares) {
   double sum = 0;
-  int count = 0;
-  for (const Row& row : results.rows)
-    if (row.name == rungs[rungs.size() - 2].name) sum += std::log(row.share), ++count;
-  std::printf("geometric mean of the last rung's share: %.3f\n", std::exp(sum / count));
+  for (double share : shares) sum += std::log(share);
+  return std::exp(sum / double(shares.size()));
+}
+
+// The linear layers of the 1.7B model: [inputs, outputs] of qkv, attention output, gate|up, down
+// and head, each forward, for the gradient of its input and for that of its weight. The last rung
+// and the library alone.
+void time_training(Results& results, const std::vector<MatmulRung>& rungs, int64_t tokens) {
+  const int64_t h = 2048, ffn = 8192, vocabulary = 49152;
+  std::vector<double> shares, chosen;  // chosen: where the model runs the last rung
+  auto time = [&](const Matmul& p) {
+    time_problem(results, rungs, p);
+    shares.push_back(results.rows[results.rows.size() - 2].share);
+    if (worth_it(RandomMatmul(p).problem())) chosen.push_back(shares.back());
+  };
+  for (auto [in, out] : {std::pair{h, 3 * h}, {h, h}, {h, 2 * ffn}, {ffn, h}, {h, vocabulary}}) {
+    time({tokens, out, in, Op::N, Op::T});
+    time({tokens, in, out, Op::N, Op::N});
+    time({out, in, tokens, Op::T, Op::N, DType::BF16, DType::F32, 1});
+  }
+  std::printf("geometric mean of the last rung's share: %.3f\n", geometric_mean(shares));
+  if (!chosen.empty())
+    std::printf("of the %d products for which the model uses it: %.3f, at least %.3f\n",
+                int(chosen.size()), geometric_mean(chosen),
+                *std::min_element(chosen.begin(), chosen.end()));
 }
 
 }  // namespace
@@ -78,7 +93,12 @@ int main(int argc, char** argv) {
     whole(app.add_option("--size", flags.size, "rows, columns and depth"), 1, 65536);
     app.add_flag("--fp32", flags.fp32, "the ladder of fp32, from a first kernel on");
     app.add_flag("--check", flags.check, "only check");
-    app.add_flag("--training", flags.training, "the shapes of a training step");
+    CLI::Option* training =
+        app.add_flag("--training", flags.training, "the shapes of a training step");
+    whole(app.add_option("--tokens", flags.tokens, "of that step's micro-batch")
+              ->capture_default_str()
+              ->needs(training),
+          1, 1 << 20);
     output_file(app.add_option("--csv", flags.csv, "write the table to this file"));
     output_file(app.add_option("--svg", flags.svg, "draw it"));
     app.add_flag("--dry-run", flags.dry_run, "check the flags and stop");
@@ -98,7 +118,7 @@ int main(int argc, char** argv) {
                     flags.fp32 ? "cuBLAS" : "cuBLASLt",
                     {}};
     if (flags.training)
-      time_training(results, {rungs.end() - 2, rungs.end()});
+      time_training(results, {rungs.end() - 2, rungs.end()}, flags.tokens);
     else
       time_problem(results, rungs,
                    {flags.size, flags.size, flags.size, Op::N, flags.fp32 ? Op::N : Op::T, in, in});

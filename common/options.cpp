@@ -45,7 +45,8 @@ int64_t accumulation_for(int64_t batch_tokens, int64_t micro_batch, int64_t sequ
 namespace {
 
 struct Raw {  // what has no place in Options until everything is known
-  std::string model, device = "auto", compute, gradients = "fp32", recompute = "none";
+  std::string model, device = "auto", compute, gradients = "fp32", recompute = "none",
+                     matmul = "library";
   std::optional<int64_t> layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
   std::optional<int64_t> warmup;
   std::optional<double> dropout;
@@ -102,6 +103,10 @@ void add_training_flags(CLI::App& app, Options& o, Raw& raw) {
   word(number("--recompute", raw.recompute, "activations: none, selective or full"),
        {"none", "selective", "full"});
   word(number("--device", raw.device, "auto, cpu or cuda"), {"auto", "cpu", "cuda"});
+  word(number("--matmul", raw.matmul,
+              "large bf16 products on a Hopper GPU: by the last rung of 08_kernels where it was "
+              "measured to be faster, or all by the library (ladder, library)"),
+       {"ladder", "library"});
   whole(number("--seed", o.seed, "of weights, data order and dropout"), 0, INT64_MAX);
   whole(number("--evaluate-every", o.evaluate_every, "steps, 0: only at the end"), 0, kBillion);
   whole(number("--evaluation-batches", o.evaluation_batches, "micro-batches in an evaluation"), 1,
@@ -170,6 +175,7 @@ void settle_device(Options& o, const Raw& raw) {
   o.recompute = raw.recompute == "full"        ? Recompute::Full
                 : raw.recompute == "selective" ? Recompute::Selective
                                                : Recompute::None;
+  o.ladder_matmul = raw.matmul == "ladder";
   require(o.gradients == DType::F32 || o.compute == DType::BF16,
           "--grad-dtype bf16 goes with --dtype bf16: fp32 training keeps fp32 gradients");
 }

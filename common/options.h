@@ -39,7 +39,8 @@ struct Options {
   DType compute = DType::F32, gradients = DType::F32;
   Recompute recompute = Recompute::None;
   Device device = Device::CPU;
-  std::string why_no_gpu;  // what keeps a CUDA build on the CPU, if anything
+  bool ladder_matmul = false;  // --matmul: use_own_matmul() in 08_kernels/use_matmul.h
+  std::string why_no_gpu;      // what keeps a CUDA build on the CPU, if anything
   uint64_t seed = 1;
 
   int64_t evaluate_every = 100, evaluation_batches = 16;

@@ -1,9 +1,17 @@
 #pragma once
 // How much of their communication the steps of a run stood still for (overlap_meter.h).
 // The first step, and what runs between steps (evaluation, checks, checkpoints), are left out.
+//
+//   communication 280.9 ms a step, 14.0 ms of it exposed (5.0 %)
+//   exposed 2.8 to 14.0 ms, by rank: the first to come waits for the last
+//
+// The first line is rank 0's. The last to come waits for nobody, so the least of all ranks is what
+// communication itself costs; the rest is that ranks, or their GPUs, are not equally fast.
 
 #include <cstdio>
+#include <utility>
 
+#include "common/comm.h"
 #include "common/device.h"
 #include "common/overlap_meter.h"
 
@@ -35,10 +43,18 @@ class StepMeter {
     StepMeter* meter_;
   };
 
-  void show() {
+  void show(Communicator& world) {  // collective; rank 0 prints
     device::synchronize();
     add();
-    if (sum_.operations > 0 && steps_ > 0) std::printf("%s\n", line(sum_, steps_).c_str());
+    Tensor ends = Tensor::from<double>({sum_.exposed, -sum_.exposed}, {2}, meter_.device(),
+                                       Category::Buffers);
+    world.all_reduce(ends, ReduceOp::Max).wait();
+    std::vector<double> seconds = ends.values<double>();
+    if (world.rank() > 0 || sum_.operations == 0 || steps_ == 0) return;
+    double ms = 1e3 / double(steps_), most = seconds[0] * ms, least = -seconds[1] * ms;
+    std::printf("%s\n", line(sum_, steps_).c_str());
+    std::printf("exposed %.1f to %.1f ms, by rank: the first to come waits for the last\n", least,
+                most);
   }
 
  private:

@@ -45,7 +45,7 @@ void DataParallel::allocate() {
   allocate_gradients();
   for (Stage* stage : chunks_) {
     for (Parameter* p : stage->parameters())
-      owned_.push_back({p, 0, p->value, master_of(p->value), p->grad, counts(*p)});
+      owned_.push_back({p, 0, p->value, master_of(p->value), p->grad, counts(*p, owned_.size())});
   }
 }
 

@@ -52,8 +52,9 @@ class DataParallel {
  protected:
   virtual void allocate_values();
   virtual void allocate_gradients();
-  // Is this rank the one, of those that hold the same elements, that counts them?
-  virtual bool counts(const Parameter&) const { return true; }
+  // Is this rank the one, of those that hold the same elements, that counts them? All of them know
+  // the parameter by the same number, from 0 on.
+  virtual bool counts(const Parameter&, size_t /*number*/) const { return true; }
   DType gradient_type(const Stage& stage) const;
 
   std::vector<Stage*> chunks_;

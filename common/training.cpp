@@ -44,7 +44,7 @@ void Training::run() {
   }
   report_.finish();
   report_.summary();
-  if (speaks()) meter_.show();
+  meter_.show(job_.mesh.world());
   export_weights(job_.parallel.owned(), options, &job_.mesh.world());
   show_sample();
   double loss = validation_loss();

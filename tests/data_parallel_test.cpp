@@ -263,6 +263,19 @@ void expect_gradients(const Tensors& run, const Tensors& want) {
   for (const auto& [name, g] : want) EXPECT_LE(relative_error(run.at(name), g), 1e-5) << name;
 }
 
+// All ranks hold all parameters; the norm and the checkpoint are work for all of them.
+TEST(DataParallel, RanksTakeTurnsInCounting) {
+  for (Sync sync : {Sync::Naive, Sync::Overlapped, Sync::Bucketed})
+    run_threads(3, Device::CPU, {.time_limit = 10}, [&](Communicator& world) {
+      ProcessMesh mesh(world, {.dp = 3});
+      LayoutRig::Settings s;
+      s.sync = sync;
+      LayoutRig rig(s, mesh);
+      for (size_t i = 0; i < rig.parallel->owned().size(); ++i)
+        EXPECT_EQ(rig.parallel->owned()[i].counted, int(i % 3) == world.rank()) << name_of(sync);
+    });
+}
+
 TEST(DataParallel, Pitfall19_LayerSkippedOnAllRanksHasNoGradient) {
   Skips all = [](int, int) { return true; };
   Tensors want = on_one_rank(2, 1, false, all);

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstring>
 
 #include "common/checks.h"
 #include "common/plan.h"
@@ -208,8 +210,16 @@ TEST(ParallelProgram, TraceHasAllRanksAndCommunicationIsMeasured) {
        {kDataParallel + p.flags("--sync naive"), kZero + p.flags("--stage 3")}) {
     Output run = shell_of_ranks(command + " --ranks 2 --profile --trace " + p.at("trace.json"));
     ASSERT_EQ(run.status, 0) << run.out;
-    EXPECT_TRUE(run.says("\ncommunication ")) << run.out;
-    EXPECT_TRUE(run.says("of it exposed")) << run.out;
+    double here = 0, least = 0, most = -1;
+    const char* measured = std::strstr(run.out.c_str(), "\ncommunication ");
+    ASSERT_TRUE(measured) << run.out;
+    EXPECT_EQ(std::sscanf(measured,
+                          " communication %*f ms a step, %lf ms of it exposed (%*f %%) exposed %lf "
+                          "to %lf ms",
+                          &here, &least, &most),
+              3)
+        << run.out;
+    EXPECT_TRUE(least <= here && here <= most && most > 0) << run.out;
     std::map<int, int> messages, forwards;
     const nlohmann::json trace = nlohmann::json::parse(content_of(p.folder / "trace.json"));
     for (const auto& e : trace["traceEvents"]) {

@@ -87,13 +87,13 @@ def losses(log):
 def row(name, gpus, text, log, reference):
     mine, steps = losses(log)
     last = [s for s in steps if "loss" in s][-1]
-    exposed = re.search(r"([\d.]+) ms of it exposed", text)
+    exposed = re.search(r"^exposed ([\d.]+) to ([\d.]+) ms", text, re.MULTILINE)
     planned = re.search(r"weights ([\d.]+) MiB, gradients ([\d.]+), master weights ([\d.]+), "
                         r"moments ([\d.]+)", text)
     apart = max((abs(x - y) / abs(y) for x, y in zip(mine, reference)), default=0)
     return [name, gpus, round(last["tokens_per_second"] / gpus),
             round(100 * last["mfu"], 1) if last["mfu"] else "",
-            float(exposed.group(1)) if exposed else 0,
+            f"{exposed.group(1)} to {exposed.group(2)}" if exposed else "",
             round(last["memory_peak_bytes"] / 2**30, 2),
             round(sum(map(float, planned.groups())) / 2**10, 2),
             round(last["memory_bytes"] / 2**30, 2), f"{apart:.1e}"]
