@@ -6,7 +6,7 @@
 //                 with the hardware's figure, and should not fall as N grows.
 //
 //     ./lockstep run 02 bandwidth -n 2 --csv bw.csv --svg bw.svg
-//     mpirun -n 2 build/02_data_parallel/bandwidth --device cuda
+//     ./lockstep run 02 bandwidth -n 2 --device cuda
 //
 // Small messages show the latency (time hardly depends on the size), large ones the bandwidth. The
 // median of several runs is printed, with the 5th and 95th percentile in the CSV.

@@ -184,12 +184,12 @@ static void add_flags(CLI::App& app, Settings& s) {
   number("--model", s.model, "tiny, 135M, 360M or 1.7B");
   app.add_option("--hf", s.hugging_face, "the shape in this directory's config.json instead");
   app.add_flag("--tied", s.tied, "head and embedding share one table");
-  app.add_flag("--dry-run", s.dry_run, "check the flags and the batch, and stop");
+  app.add_flag("--dry-run", s.dry_run, "print the recipe, not how it scales");
   whole(number("--batch-tokens", s.batch_tokens, "tokens in a step"), 1, 10'000'000'000);
   whole(number("--sequence", s.sequence, "tokens in a sequence"), 1, 100'000'000);
   whole(number("--gpus", s.gpus, "GPUs that share a batch"), 1, 1'000'000);
   whole(app.add_option("--micro-batch", s.micro_batch, "sequences (default: what fits)"), 1,
-        1'000'000);
+        kMostSequences);
   word(number("--grad-dtype", s.gradients, "fp32 or bf16"), {"fp32", "bf16"});
   word(number("--recompute", s.recompute, "none, selective or full"),
        {"none", "selective", "full"});
@@ -200,8 +200,7 @@ static void add_flags(CLI::App& app, Settings& s) {
   real(number("--bandwidth-gb", s.bandwidth_gb, "10^9 bytes/s from a GPU to the next"), 0, 1e9,
        true);
   real(number("--latency-us", s.latency_us, "of a message between neighbours"), 0, 1e9);
-  real(number("--bucket-mb", s.bucket_mb, "10^6 bytes of gradients that travel as one"), 0, 1e9,
-       true);
+  real(number("--bucket-mb", s.bucket_mb, "10^6 bytes of gradients that travel as one"), 1e-6, 1e9);
   output_file(app.add_option("--csv", s.csv, "write the table to this file"));
   output_file(app.add_option("--svg", s.picture, "draw it"));
 }
@@ -209,6 +208,8 @@ static void add_flags(CLI::App& app, Settings& s) {
 static Job job_from(const Settings& s) {
   ModelConfig config = s.hugging_face.empty() ? preset(s.model) : read_config(s.hugging_face);
   config.tied |= s.tied;
+  require(s.reserve_gib < s.memory_gib, "--reserve-gib ", s.reserve_gib,
+          " leaves nothing of --gpu-memory-gib ", s.memory_gib);
   Recompute recompute = s.recompute == "full"        ? Recompute::Full
                         : s.recompute == "selective" ? Recompute::Selective
                                                      : Recompute::None;
@@ -229,8 +230,9 @@ int main(int argc, char** argv) {
     add_flags(app, s);
     if (!parse_flags(app, argc, argv)) return 0;
     Job job = job_from(s);
+    int64_t micro_batch = plan(job, s);
     if (s.dry_run) return 0;
-    std::vector<Row> rows = scale(job, plan(job, s));
+    std::vector<Row> rows = scale(job, micro_batch);
     show(rows);
     save(rows, s, job.room);
     return 0;

@@ -17,25 +17,40 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "common/memory_model.h"
 #include "common/parallel_formulas.h"
 
 namespace lockstep {
 
-// The largest number of sequences whose step fits into so many bytes; 0: not even one does.
+// The largest number of sequences, at most kMostSequences, whose step fits into so many bytes; 0:
+// not even one does. It doubles until it does not fit, and then closes in.
+inline constexpr int64_t kMostSequences = 1'000'000;
 inline int64_t largest_micro_batch(int64_t bytes, const std::function<int64_t(int64_t)>& needs) {
-  int64_t fits = 0;
-  while (needs(fits + 1) <= bytes) ++fits;
+  int64_t fits = 0, too_many = 1;
+  while (too_many <= kMostSequences && needs(too_many) <= bytes)
+    fits = std::exchange(too_many, 2 * too_many);
+  too_many = std::min(too_many, kMostSequences + 1);
+  while (too_many - fits > 1) {
+    int64_t middle = (fits + too_many) / 2;
+    (needs(middle) <= bytes ? fits : too_many) = middle;
+  }
   return fits;
 }
 
 // The divisors of n that are nearest to x: the last one up to it and the first one above it.
 inline std::vector<int64_t> nearest_divisors(int64_t n, int64_t x) {
-  int64_t below = std::min(x, n), above = x + 1;
-  while (n % below != 0) --below;
-  while (above <= n && n % above != 0) ++above;
-  if (above > n) return {below};
+  int64_t below = 1, above = n;
+  for (int64_t small = 1; small * small <= n; ++small) {
+    if (n % small != 0) continue;
+    for (int64_t divisor : {small, n / small})
+      if (divisor <= x)
+        below = std::max(below, divisor);
+      else
+        above = std::min(above, divisor);
+  }
+  if (above <= x) return {below};
   return {below, above};
 }
 
@@ -92,12 +107,11 @@ struct StepTime {
 };
 
 // Bucket b is full when that share of backward is done; the network carries one after the other. So
-// at least the last one is exposed.
+// at least the last one is exposed. Where a bucket fills faster than it travels, only the first
+// one's filling hides anything.
 inline double exposed_time(double backward, int64_t buckets, double each) {
-  double network_free = 0;
-  for (int64_t b = 1; b <= buckets; ++b)
-    network_free = std::max(network_free, backward * (double(b) / double(buckets))) + each;
-  return network_free - backward;
+  double fills = backward / double(buckets);
+  return each <= fills ? each : fills + double(buckets) * each - backward;
 }
 
 // tokens: of one GPU. forward and all: operations per token.

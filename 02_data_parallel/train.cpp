@@ -30,13 +30,13 @@ using namespace lockstep;
 
 struct Flags {
   std::string sync = "bucketed";
-  double bucket_mb = 25;
+  std::optional<double> bucket_mb;
   CheckFlags checks;
 };
 
 static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& model,
                                                    ProcessMesh& mesh, DType gradients) {
-  DataParallel::Settings settings{gradients, int64_t(flags.bucket_mb * 1e6)};
+  DataParallel::Settings settings{gradients, int64_t(flags.bucket_mb.value_or(25) * 1e6)};
   std::vector<Stage*> chunks = {&model};
   if (flags.sync == "naive") return std::make_unique<Naive>(chunks, mesh, settings);
   if (flags.sync == "overlapped") return std::make_unique<Overlapped>(chunks, mesh, settings);
@@ -66,14 +66,16 @@ int main(int argc, char** argv) {
       word(app.add_option("--sync", flags.sync, "naive, overlapped or bucketed")
                ->capture_default_str(),
            {"naive", "overlapped", "bucketed"});
-      real(app.add_option("--bucket-mb", flags.bucket_mb, "gradients that are summed at once")
-               ->capture_default_str(),
+      real(app.add_option("--bucket-mb", flags.bucket_mb,
+                          "bucketed: gradients that are summed at once (default: 25)"),
            0, 1e6, true);
       add_check_flags(app, flags.checks);
     };
     auto options =
         parse_training(argc, argv, "Trains a Llama-style model on several ranks.", launch, more);
     if (!options) return 0;
+    require(!flags.bucket_mb || flags.sync == "bucketed",
+            "--bucket-mb is for --sync bucketed, not ", flags.sync);
     use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,

@@ -29,8 +29,8 @@ using namespace lockstep;
 
 struct Flags {
   int64_t stage = 1;
-  std::string gather = "forward";  // where stages 1 and 2 hide the gather of the new weights
-  double bucket_mb = 25;
+  std::string gather;  // where stages 1 and 2 hide the gather of the new weights
+  std::optional<double> bucket_mb;
   CheckFlags checks;
 };
 
@@ -60,12 +60,12 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   use_recomputation(parts, options.recompute);
   use_zero(parts, parallel);
   Stage model(options.config, parts, options.compute, options.device);
-  DataParallel::Settings settings{options.gradients, int64_t(flags.bucket_mb * 1e6)};
+  DataParallel::Settings settings{options.gradients, int64_t(flags.bucket_mb.value_or(25) * 1e6)};
   ZeroPlan plan(model, int(flags.stage), settings, {mesh.data().rank(), mesh.data().size()});
   if (world.rank() == 0) print_plan(options, corpus, plan.memory());
   if (options.dry_run) return;
   auto gather =
-      flags.gather == "forward" ? Zero1::Gather::DuringForward : Zero1::Gather::DuringOptimizer;
+      flags.gather == "optimizer" ? Zero1::Gather::DuringOptimizer : Zero1::Gather::DuringForward;
   parallel = make_zero(int(flags.stage), {&model}, mesh, settings, gather);
   parallel->allocate();
   ZeroTraining({mesh, options, corpus, {&model}, *parallel, flags.checks}, plan).run();
@@ -83,17 +83,20 @@ int main(int argc, char** argv) {
             0, 3);
       word(app.add_option("--gather", flags.gather,
                           "stages 1 and 2: new weights travel during the optimizer's step, or "
-                          "during the next forward (optimizer, forward)")
-               ->capture_default_str(),
+                          "during the next forward (optimizer, forward; default: forward)"),
            {"optimizer", "forward"});
-      real(app.add_option("--bucket-mb", flags.bucket_mb, "gradients that are summed at once")
-               ->capture_default_str(),
+      real(app.add_option("--bucket-mb", flags.bucket_mb,
+                          "stages 0 to 2: gradients that are summed at once (default: 25)"),
            0, 1e6, true);
       add_check_flags(app, flags.checks);
     };
     auto options =
         parse_training(argc, argv, "Trains a Llama-style model with ZeRO.", launch, more);
     if (!options) return 0;
+    require(flags.gather.empty() || flags.stage == 1 || flags.stage == 2,
+            "--gather is for stages 1 and 2, not --stage ", flags.stage);
+    require(!flags.bucket_mb || flags.stage < 3,
+            "--bucket-mb is for stages 0 to 2: in stage 3 a unit travels as one");
     use_own_matmul(*options);
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,

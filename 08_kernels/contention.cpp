@@ -5,8 +5,8 @@
 //     at once     ██████ matmuls ██████             each is slower than alone, and yet the whole is
 //                 ░░░░ all-reduce ░░░░              shorter than one after the other
 //
-//     mpirun -n 2 build/08_kernels/contention --device cuda
-//     mpirun -n 2 build/08_kernels/contention --device cuda --by copies
+//     ./lockstep run 08 contention -n 2 --device cuda
+//     ./lockstep run 08 contention -n 2 --device cuda --by copies
 //
 // Copy engines move without multiprocessors (common/comm_copies.h); what is left to fight for is
 // memory. The all-reduce is large enough to be under way as long as the matmuls are.
@@ -34,6 +34,7 @@ double median(std::vector<double> values) {
 }
 
 void run(Communicator& world, const Flags& f) {
+  require(world.size() > 1, "one rank has nobody to send to: start two processes (-n 2)");
   Tensor a = Tensor::empty({f.size, f.size}, DType::BF16, Device::CUDA), b = a.like(), c = a.like();
   Tensor message = Tensor::empty({f.megabytes << 19}, DType::BF16, Device::CUDA, Category::Buffers);
   for (const Tensor& t : {a, b}) on(t).fill_normal(t, 1, RandomStream(1, "matmul"), {}, 0);

@@ -1,15 +1,14 @@
 #pragma once
 // What the Hopper rungs of the matmul share. A block computes a tile of c in steps along k:
 //
-//                  256                 a tile [128, 64] and b tile [64, 256] make one stage: 48 KB.
-//              +---------+             Two consumer warpgroups hold the sum, 64 rows each.
+//                  256             a tile [128, 64] and b tile [64, 256] make one stage: 48 KB. Two
+//              +---------+         consumer warpgroups hold the sum, 64 rows each.
 //          k   |    b    |
-//              +---------+             In shared memory a tile consists of boxes whose rows have
-//              128
-//        +---+ +---------+             bytes. Where k runs along the rows of the matrix, one box
-//   128  | a | | c  wg 0 | 64          [128 or 256 rows, 64 of k] is the tile. Where it runs across
-//        |   | | c  wg 1 | 64          (a transposed, b as it is), boxes [64 of k, 64] lie side by
-//        +---+ +---------+             side.
+//              +---------+         In shared memory a tile consists of boxes whose rows have 128
+//        +---+ +---------+         bytes. Where k runs along the rows of the matrix, one box [128
+//   128  | a | | c  wg 0 | 64      or 256 rows, 64 of k] is the tile. Where it runs across (a
+//        |   | | c  wg 1 | 64      transposed, b as it is), boxes [64 of k, 64] lie side by side.
+//        +---+ +---------+
 //         64
 
 #include <cuda_bf16.h>

@@ -277,15 +277,17 @@ int main(int argc, char** argv) {
     output_file(app.add_option("--csv", flags.csv, "write the table to this file"));
     output_file(app.add_option("--svg", flags.svg, "draw it"));
     app.add_flag("--dry-run", flags.dry_run, "check the flags and stop");
-    if (!parse_flags(app, argc, argv) || flags.dry_run) return 0;
+    if (!parse_flags(app, argc, argv)) return 0;
     require(flags.hidden % (2 * flags.heads) == 0, "--hidden ", flags.hidden,
             " cannot be cut into ", flags.heads, " heads of an even size");
+    DType type = choose_type(flags.type, Device::CUDA);
+    std::vector<Problem> all = problems(flags, type);
+    if (flags.dry_run) return 0;
     require(device::available(),
             "this program times kernels of a GPU, and there is none: ", device::why_not());
 
-    DType type = choose_type(flags.type, Device::CUDA);
     Results results{"Memory-bound kernels on " + device::name(Device::CUDA), "TB/s", "copy", {}};
-    for (const Problem& p : problems(flags, type)) {
+    for (const Problem& p : all) {
       std::vector<Tensors> sets;
       const int64_t enough = flags.check ? 0 : int64_t(1) << 30;
       for (int64_t taken = 0; sets.size() < 2 || taken < enough; taken += p.bytes)

@@ -1,15 +1,17 @@
-// What this chapter's programs are in a build without CUDA: one sentence.
+// What this chapter's programs are in a build without CUDA: one sentence, whatever their flags.
 
 #include <algorithm>
 #include <cstdio>
 #include <string>
 
 int main(int argc, char** argv) {
-  std::printf(
-      "This chapter runs kernels on a GPU, and this build has no CUDA: build it where nvcc is.\n");
+  std::fprintf(
+      stderr,
+      "This chapter runs kernels on a GPU, and this build has no CUDA: build it where nvcc "
+      "is.\n");
   auto asks = [&](const char* flag) {
     return std::any_of(argv + 1, argv + argc,
                        [&](const char* arg) { return std::string(arg) == flag; });
   };
-  return asks("--dry-run") || asks("--help") ? 0 : 1;
+  return asks("--dry-run") || asks("--help") || asks("-h") ? 0 : 1;
 }

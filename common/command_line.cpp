@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "common/device.h"
@@ -59,6 +60,8 @@ CLI::Option* word(CLI::Option* option, const std::vector<std::string>& words) {
   return checked(option, good, list);
 }
 
+static constexpr const char* kOutputFile = "FILE";
+
 CLI::Option* output_file(CLI::Option* option) {
   auto good = [](const std::string& path) {
     bool was_there = std::filesystem::exists(path);
@@ -66,7 +69,21 @@ CLI::Option* output_file(CLI::Option* option) {
     if (opens && !was_there) std::filesystem::remove(path);
     return opens;
   };
-  return checked(option, good, "a file that can be written");
+  return checked(option->type_name(kOutputFile), good, "a file that can be written");
+}
+
+// The second of two outputs would take the first one's place.
+static void refuse_one_file_twice(const CLI::App& app) {
+  std::map<std::filesystem::path, std::string> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_type_name() != kOutputFile || option->count() == 0) continue;
+    std::string path = option->results().back();
+    auto [other, first] = flags.emplace(
+        std::filesystem::weakly_canonical(std::filesystem::absolute(path)), option->get_name());
+    if (!first)
+      throw UsageError(text(other->second, " and ", option->get_name(), " both write ", path,
+                            ": name two files"));
+  }
 }
 
 namespace {
@@ -122,6 +139,7 @@ bool parse_flags(CLI::App& app, int argc, char** argv) {
     std::replace(sentence.begin(), sentence.end(), '\n', ' ');
     throw UsageError(sentence + " (--help lists all flags)");
   }
+  refuse_one_file_twice(app);
   return true;
 }
 

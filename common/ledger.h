@@ -1,8 +1,8 @@
 #pragma once
 // What moved. Every operation of a rank is written down when it is launched: what, in which group,
 // how many bytes, during which phase of which step. Programs compare the ledger with the textbook
-// formula
-// (`Volume`), and strict_order() asks whether all ranks would get through if none ran ahead.
+// formula (`Volume`), and strict_order() asks whether all ranks would get through if none ran
+// ahead.
 //
 // Two different byte counts, which texts often mix:
 //   payload    the tensor that the operation is about: K bytes, whatever the number of ranks

@@ -113,8 +113,9 @@ void add_training_flags(CLI::App& app, Options& o, Raw& raw) {
         kBillion);
   whole(number("--sample", o.sample, "tokens to generate at the end"), 0, kMillion);
   real(number("--temperature", o.temperature, "of the sample, 0: the likeliest token"), 0, 1000);
-  app.add_option("--log", o.log, "write one JSON line per step to this file");
-  app.add_option("--trace", o.trace, "write a Chrome trace of three steps to this file");
+  output_file(app.add_option("--log", o.log, "write one JSON line per step to this file"));
+  output_file(
+      app.add_option("--trace", o.trace, "write a Chrome trace of three steps to this file"));
   app.add_flag("--profile", o.profile, "say where the time of three steps went");
   app.add_flag("--dry-run", o.dry_run, "print the plan and stop");
 }
@@ -176,6 +177,8 @@ void settle_device(Options& o, const Raw& raw) {
                 : raw.recompute == "selective" ? Recompute::Selective
                                                : Recompute::None;
   o.ladder_matmul = raw.matmul == "ladder";
+  require(!o.ladder_matmul || o.device == Device::CUDA,
+          "--matmul ladder is a GPU's kernel, and this run is on the CPU: leave it out");
   require(o.gradients == DType::F32 || o.compute == DType::BF16,
           "--grad-dtype bf16 goes with --dtype bf16: fp32 training keeps fp32 gradients");
 }

@@ -149,9 +149,22 @@ TEST(Recipe, D6_MicroBatchGrowsUntilItDoesNotFit) {
     return 100 + 30 * sequences;
   };
   EXPECT_EQ(largest_micro_batch(220, needs), 4);  // exactly
-  EXPECT_EQ(tried, (std::vector<int64_t>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(tried, (std::vector<int64_t>{1, 2, 4, 8, 6, 5}));
   EXPECT_EQ(largest_micro_batch(219, needs), 3);
   EXPECT_EQ(largest_micro_batch(129, needs), 0);
+  EXPECT_EQ(largest_micro_batch(INT64_MAX, needs), kMostSequences);
+}
+
+TEST(Recipe, NearestDivisors) {
+  for (int64_t n = 1; n <= 60; ++n)
+    for (int64_t x = 1; x <= 70; ++x) {
+      std::vector<int64_t> nearest;
+      for (int64_t d = std::min(x, n); nearest.empty(); --d)
+        if (n % d == 0) nearest.push_back(d);
+      for (int64_t d = x + 1; d <= n && nearest.size() < 2; ++d)
+        if (n % d == 0) nearest.push_back(d);
+      EXPECT_EQ(nearest_divisors(n, x), nearest) << n << ' ' << x;
+    }
 }
 
 TEST(Recipe, D6_NoWholeNumberOfStepsIsRefusedWithChoices) {
@@ -180,6 +193,11 @@ TEST(Recipe, ExposedTimeByHand) {
   EXPECT_DOUBLE_EQ(exposed_time(4, 4, 1), 1);
   EXPECT_DOUBLE_EQ(exposed_time(4, 4, 2), 5);  // 1 + 4 x 2, less 4
   EXPECT_EQ(exposed_time(4, 4, 0), 0);
+  for (double each : {0.1, 0.7, 1.3}) {  // one bucket after the other
+    double network_free = 0;
+    for (int b = 1; b <= 7; ++b) network_free = std::max(network_free, 5 * (b / 7.0)) + each;
+    EXPECT_NEAR(exposed_time(5, 7, each), network_free - 5, 1e-12);
+  }
   RingTime ring = ring_all_reduce_time(1000, 4, 100, 0.25);
   EXPECT_DOUBLE_EQ(ring.moving, 2 * 3 * 250 / 100.);
   EXPECT_DOUBLE_EQ(ring.waiting, 6 * 0.25);

@@ -6,11 +6,12 @@
 
 Each GPU gets the same work whatever their number: 8 sequences a step. For every number of GPUs there
 is one reference, the same global batch on one GPU, whose losses the ten steps of each technique must
-repeat. Writes scaling.csv, scaling.md and scaling.svg. Rows of other numbers of GPUs that are already
-in scaling.csv stay, so that --counts 2 and later --counts 4 make one table. Needs nothing but Python's
-own library.
+repeat. Writes scaling.csv, scaling.md and scaling.svg. Rows that are already in scaling.csv stay until
+they are measured again, so that --counts 2 and later --counts 4 make one table. Exposed: on the rank
+that waits least for the others, and on the one that waits most. Needs nothing but Python's own library.
 """
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -44,7 +45,7 @@ def pipeline(n, schedule):  # smaller micro-batches: a pipeline needs several in
     return ["--pp", str(n), "--schedule", schedule, "--micro-batch", "2" if not a.tiny else "1"]
 
 
-def run(program, flags, ranks, log):
+def run(program, flags, ranks, log, limit=None):
     """Starts a training program and returns what it printed; its steps are in `log`."""
     command = [f"{a.build}/{program}"] + flags
     if ranks > 1 and not a.tiny:
@@ -53,7 +54,7 @@ def run(program, flags, ranks, log):
         command += ["--ranks", str(ranks)]
     env = dict(os.environ, LOCKSTEP_NO_INSTALL="1", LOCKSTEP_PROGRAMS=a.build)
     done = subprocess.run(command + ["--log", log], capture_output=True, text=True, env=env,
-                          timeout=a.limit)
+                          timeout=limit or a.limit)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
     return done.stdout
@@ -99,47 +100,79 @@ def row(name, gpus, text, log, reference):
             round(last["memory_bytes"] / 2**30, 2), f"{apart:.1e}"]
 
 
-def earlier(counts):
+def earlier():
+    """The rows of a scaling.csv that is already there."""
     if not os.path.exists(f"{a.out}/scaling.csv"):
         return []
     with open(f"{a.out}/scaling.csv", newline="") as table:
-        rows = [[row[0], int(row[1])] + row[2:] for row in list(csv.reader(table))[1:]]
-    rows = [row for row in rows if row[1] not in counts and row[2] != "failed"]
-    return [row[:2] + [int(row[2])] + row[3:] for row in rows]
+        header, *rows = list(csv.reader(table)) or [[]]
+    if header != COLUMNS:
+        sys.exit(f"{a.out}/scaling.csv is another table: its first line is not {','.join(COLUMNS)}")
+    return [[row[0], int(row[1]), row[2] if row[2] == "failed" else int(row[2])] + row[3:]
+            for row in rows]
 
 
-def measure():
-    counts = [n for n in map(int, a.counts.split(",")) if n <= a.gpus]
-    rows = earlier(counts)
-    for n in counts:
+def attempt(name, gpus, work):
+    """The row that `work` measures, or one that says that it failed."""
+    try:
+        return work()
+    except (RuntimeError, subprocess.TimeoutExpired) as problem:
+        print(f"{name} on {gpus}: {problem}", file=sys.stderr)
+        return [name, gpus] + ["failed"] + [""] * (len(COLUMNS) - 3)
+
+
+def measure(old):
+    rows = []
+
+    def add(row):
+        rows.append(row)
+        print(*row, sep="  ", flush=True)
+        done = {tuple(r[:2]) for r in rows}
+        save([r for r in old if tuple(r[:2]) not in done] + rows)
+
+    for n in a.counts:
         log = f"{a.out}/one_{n}.jsonl"
-        text = run("01_single_gpu/train", common(n), 1, log)
-        reference, _ = losses(log)
+        reference = []
+
+        def one():
+            text = run("01_single_gpu/train", common(n), 1, log, limit=n * a.limit)
+            reference.extend(losses(log)[0])
+            return row("one GPU", 1, text, log, reference)
+
+        alone = attempt("one GPU", 1, one)
         if n == 1:
-            rows.append(row("one GPU", 1, text, log, reference))
+            add(alone)
         for name, program, flags, fits in TECHNIQUES:
-            if n == 1 or not fits(n) or (a.only and not re.search(a.only, name)):
+            if n == 1 or not fits(n) or not a.only.search(name):
                 continue
-            log = f"{a.out}/{re.sub('[^A-Za-z0-9]+', '_', name)}_{n}.jsonl"
-            try:
-                text = run(program, merged(common(n), flags(n)), n, log)
-                rows.append(row(name, n, text, log, reference))
-            except (RuntimeError, subprocess.TimeoutExpired) as problem:
-                print(f"{name} on {n}: {problem}", file=sys.stderr)
-                rows.append([name, n] + ["failed"] + [""] * (len(COLUMNS) - 3))
-            print(*rows[-1], sep="  ", flush=True)
-            save(rows)
+            mine = f"{a.out}/{re.sub('[^A-Za-z0-9]+', '_', name)}_{n}.jsonl"
+
+            def technique():
+                if not reference:
+                    raise RuntimeError("not run, because its reference on one GPU failed")
+                text = run(program, merged(common(n), flags(n)), n, mine)
+                return row(name, n, text, mine, reference)
+
+            add(attempt(name, n, technique))
     return rows
 
 
 def save(rows):
     rows = sorted(rows, key=lambda row: row[1])
-    with open(f"{a.out}/scaling.csv", "w", newline="") as out:
+    with replaced(f"{a.out}/scaling.csv") as out:
         csv.writer(out, lineterminator="\n").writerows([COLUMNS] + rows)
-    with open(f"{a.out}/scaling.md", "w") as out:
+    with replaced(f"{a.out}/scaling.md") as out:
         for line in [COLUMNS, ["---"] * len(COLUMNS)] + rows:
             out.write("| " + " | ".join(map(str, line)) + " |\n")
     draw(rows)
+
+
+@contextlib.contextmanager
+def replaced(path):
+    """A file that takes the place of the old one when it is complete."""
+    with open(path + ".new", "w", newline="") as out:
+        yield out
+    os.replace(path + ".new", path)
 
 
 def draw(rows):
@@ -175,27 +208,58 @@ def draw(rows):
         svg.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
                    f'<text x="{left + width + 12}" y="{top + 14 + 18 * number}" fill="{colour}">'
                    f'{name}</text>')
-    with open(f"{a.out}/scaling.svg", "w") as out:
+    with replaced(f"{a.out}/scaling.svg") as out:
         out.write("\n".join(svg + ["</svg>"]) + "\n")
 
 
-if __name__ == "__main__":
+def read_flags():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, default=2, help="1, 2, 4 or 8: the most that are used")
-    parser.add_argument("--counts", default="1,2,4,8", help="numbers of GPUs to measure")
+
+    def whole(least):
+        def read(word):
+            if not word.isdigit() or int(word) < least:
+                raise argparse.ArgumentTypeError(f"{word!r}: a whole number from {least} on")
+            return int(word)
+        return read
+
+    def numbers(word):
+        return [whole(1)(part) for part in word.split(",")]
+
+    def expression(word):
+        try:
+            return re.compile(word)
+        except re.error as problem:
+            raise argparse.ArgumentTypeError(f"{word!r} is no regular expression: {problem}")
+
+    parser.add_argument("--gpus", type=whole(1), default=2, help="the most that are used")
+    parser.add_argument("--counts", type=numbers,
+                        help="numbers of GPUs to measure (default: 1,2,4,8 as far as there are)")
     parser.add_argument("--out", required=True, help="folder for the tables")
     parser.add_argument("--build", default=f"{ROOT}/build", help="folder with the programs")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", default="", help="techniques whose name matches this")
-    parser.add_argument("--limit", type=int, default=60, help="seconds that a run may take")
+    parser.add_argument("--steps", type=whole(3), default=10)
+    parser.add_argument("--only", type=expression, default=re.compile(""),
+                        help="techniques whose name matches this")
+    parser.add_argument("--limit", type=whole(1), default=60, help="seconds that a run may take")
     parser.add_argument("--tiny", action="store_true", help="the tiny model, ranks as threads")
-    a = parser.parse_args()
-    missing = [p for _, p, _, _ in TECHNIQUES if not os.path.exists(f"{a.build}/{p}")]
-    if a.gpus < 1:
-        sys.exit(f"--gpus {a.gpus}: at least 1")
-    if missing:
-        sys.exit(f"{a.build} has no {missing[0]}: build first, or name the folder with --build")
-    os.makedirs(a.out, exist_ok=True)
-    rows = measure()
-    save(rows)
-    sys.exit(any(r[2] == "failed" for r in rows))
+    flags = parser.parse_args()
+    flags.counts = flags.counts or [n for n in (1, 2, 4, 8) if n <= flags.gpus]
+    if max(flags.counts) > flags.gpus:
+        parser.error(f"--counts {max(flags.counts)}: at most {flags.gpus} (--gpus)")
+    names = [name for name, _, _, _ in TECHNIQUES]
+    if not any(flags.only.search(name) for name in names):
+        parser.error(f"--only {flags.only.pattern}: is in none of {', '.join(names)}")
+    for _, program, _, _ in TECHNIQUES:
+        if not os.path.exists(f"{flags.build}/{program}"):
+            parser.error(f"{flags.build} has no {program}: build first, or name the folder with "
+                         "--build")
+    try:
+        os.makedirs(flags.out, exist_ok=True)
+    except OSError as problem:
+        parser.error(f"--out: {problem}")
+    return flags
+
+
+if __name__ == "__main__":
+    a = read_flags()
+    rows = measure(earlier())
+    sys.exit(not rows or any(r[2] == "failed" for r in rows))
