@@ -178,7 +178,7 @@ int main(int argc, char** argv) {
     };
     auto options = parse_options(argc, argv, "Predicts and measures the memory of a step.", flags);
     if (!options) return 0;
-    use_own_matmul(*options);
+    use_own_matmul(*options);  // --matmul ladder
     Corpus corpus = open_corpus(*options);
     std::vector<Row> rows = predict(*options);
     if (!options->dry_run) measure(*options, corpus, rows, files.timeline);

@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
   return run_main(argc, argv, [](int argc, char** argv) {
     auto options = parse_options(argc, argv, "Trains a Llama-style model on one device.");
     if (!options) return 0;
-    use_own_matmul(*options);
+    use_own_matmul(*options);  // --matmul ladder
     Corpus corpus = open_corpus(*options);
     print_plan(*options, corpus);
     if (!options->dry_run) train(*options, corpus);

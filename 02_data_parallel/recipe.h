@@ -44,11 +44,13 @@ inline std::vector<int64_t> nearest_divisors(int64_t n, int64_t x) {
   int64_t below = 1, above = n;
   for (int64_t small = 1; small * small <= n; ++small) {
     if (n % small != 0) continue;
-    for (int64_t divisor : {small, n / small})
-      if (divisor <= x)
+    for (int64_t divisor : {small, n / small}) {
+      if (divisor <= x) {
         below = std::max(below, divisor);
-      else
+      } else {
         above = std::min(above, divisor);
+      }
+    }
   }
   if (above <= x) return {below};
   return {below, above};

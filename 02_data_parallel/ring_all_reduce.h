@@ -12,9 +12,8 @@
 //   step 1   sends d ▶         sends a ▶         sends b ▶         sends c ▶
 //            a0  b0  c023 d03  a01 b1  c1  d013  a012 b12 c2 d2    a3 b123 c23 d3
 //   step 2   sends c ▶         sends d ▶         sends a ▶         sends b ▶
-//            .   B   .   .     .   .   C   .     .   .   .   D     A   .   .   .     capital: of
-//            all
-//   all-gather: the finished parts travel round the ring once more
+//            .   B   .   .     .   .   C   .     .   .   .   D     A   .   .   .
+//   capitals: sums of all four; all-gather: they travel round the ring once more
 //
 // Both phases take N-1 steps of K/N elements: every rank sends 2 (N-1) K/N in all, about 2K however
 // many ranks there are. That is the least an all-reduce can do, and why its time hardly grows with

@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
     if (!options) return 0;
     require(!flags.bucket_mb || flags.sync == "bucketed",
             "--bucket-mb is for --sync bucketed, not ", flags.sync);
-    use_own_matmul(*options);
+    use_own_matmul(*options);  // --matmul ladder
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
             "--gather is for stages 1 and 2, not --stage ", flags.stage);
     require(!flags.bucket_mb || flags.stage < 3,
             "--bucket-mb is for stages 0 to 2: in stage 3 a unit travels as one");
-    use_own_matmul(*options);
+    use_own_matmul(*options);  // --matmul ladder
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     auto options = parse_training(argc, argv, "Trains a Llama-style model with tensor parallelism.",
                                   launch, more);
     if (!options) return 0;
-    use_own_matmul(*options);
+    use_own_matmul(*options);  // --matmul ladder
     Corpus corpus = open_corpus(*options);
     return train_on_ranks(launch, *options,
                           [&](Communicator& world) { train(world, *options, corpus, flags); });

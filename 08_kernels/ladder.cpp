@@ -68,7 +68,7 @@ void time_training(Results& results, std::vector<MatmulRung> rungs, int64_t toke
   const Matmul usual{4096, 4096, 4096, Op::N, Op::T};
   while (!rungs[rungs.size() - 2].takes(usual)) rungs.erase(rungs.end() - 2);
   rungs.erase(rungs.begin(), rungs.end() - 2);
-  std::vector<double> shares, chosen;  // chosen: where the model runs the last rung
+  std::vector<double> shares, chosen;  // chosen: where --matmul ladder uses the last rung
   auto time = [&](const Matmul& p) {
     time_problem(results, rungs, p);
     shares.push_back(results.rows[results.rows.size() - 2].share);
@@ -81,7 +81,7 @@ void time_training(Results& results, std::vector<MatmulRung> rungs, int64_t toke
   }
   std::printf("geometric mean of the last rung's share: %.3f\n", geometric_mean(shares));
   if (!chosen.empty())
-    std::printf("of the %d products for which the model uses it: %.3f, at least %.3f\n",
+    std::printf("of the %d products for which --matmul ladder uses it: %.3f, at least %.3f\n",
                 int(chosen.size()), geometric_mean(chosen),
                 *std::min_element(chosen.begin(), chosen.end()));
 }

@@ -195,6 +195,12 @@ TEST(ParallelProgram, RefusesWhatCannotWork) {
   refused(kDataParallel, "--stage 1", {"--stage"});
   refused(kZero, "--stage 4", {"--stage", "4"});
   refused(kZero, "--gather never", {"--gather", "never"});
+  refused(kZero, "--stage 3 --gather optimizer", {"--gather", "stages 1 and 2", "--stage 3"});
+  refused(kZero, "--stage 3 --bucket-mb 4", {"--bucket-mb", "stages 0 to 2"});
+  refused(kDataParallel, "--sync naive --bucket-mb 4", {"--bucket-mb", "bucketed", "naive"});
+  refused(kDataParallel, "--device cpu --matmul ladder", {"--matmul ladder", "GPU", "CPU"});
+  refused(kDataParallel, text("--log ", p.at("same"), " --trace ", p.at("same")),
+          {"--log", "--trace", "both write", "two files"});
   refused(kZero, text("--ranks 2 --check --resume --checkpoint ", p.at("run")),
           {"--check", "--resume"});
   for (const std::string& program : {kDataParallel, kZero}) {
