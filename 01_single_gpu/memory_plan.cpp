@@ -174,7 +174,8 @@ int main(int argc, char** argv) {
     auto flags = [&](CLI::App& app) {
       output_file(app.add_option("--csv", files.csv, "write the table to this file"));
       output_file(app.add_option("--svg", files.bars, "draw it as bars"));
-      app.add_option("--timeline", files.timeline, "draw the memory of two steps as it changes");
+      output_file(app.add_option("--timeline", files.timeline,
+                                 "draw the memory of two steps as it changes"));
     };
     auto options = parse_options(argc, argv, "Predicts and measures the memory of a step.", flags);
     if (!options) return 0;

@@ -38,38 +38,37 @@ struct Row {
   double algorithm, bus;     // GB/s
 };
 
-using Call = std::function<void(const Tensor& whole, const Tensor& shard)>;
+using Call = std::function<void(Communicator& world, const Tensor& whole, const Tensor& shard)>;
 struct Operation {
   const char* name;
   Collective kind;
   Call call;
 };
 
-static std::vector<Operation> operations(Communicator& world) {
-  int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
-  auto rows = [n](const Tensor& t) { return std::vector<int64_t>(size_t(n), t.size() / n); };
-  return {
-      {"all_reduce", Collective::AllReduce, [&](auto& w, auto&) { world.all_reduce(w).wait(); }},
-      {"ring", Collective::AllReduce, [&](auto& w, auto&) { ring_all_reduce(world, w); }},
-      {"all_gather", Collective::AllGather,
-       [&](auto& w, auto& s) { world.all_gather(s, w).wait(); }},
-      {"reduce_scatter", Collective::ReduceScatter,
-       [&](auto& w, auto& s) { world.reduce_scatter(w, s).wait(); }},
-      {"broadcast", Collective::Broadcast, [&](auto& w, auto&) { world.broadcast(w, 0).wait(); }},
-      {"reduce", Collective::Reduce, [&](auto& w, auto&) { world.reduce(w, 0).wait(); }},
-      {"all_to_all", Collective::AllToAll,
-       [&world, rows](auto& w, auto&) {
-         Tensor received = w.like();
-         world.all_to_all(w, rows(w), received, rows(w)).wait();
-       }},
-      {"send_receive", Collective::Exchange,
-       [&world, next, previous](auto& w, auto&) {
-         Tensor received = w.like();
-         if (next != world.rank())
-           world.exchange({{P2P::Send, next, w}, {P2P::Receive, previous, received}}).wait();
-       }},
-  };
-}
+static const std::vector<Operation> kOperations = {
+    {"all_reduce", Collective::AllReduce,
+     [](auto& world, auto& w, auto&) { world.all_reduce(w).wait(); }},
+    {"ring", Collective::AllReduce, [](auto& world, auto& w, auto&) { ring_all_reduce(world, w); }},
+    {"all_gather", Collective::AllGather,
+     [](auto& world, auto& w, auto& s) { world.all_gather(s, w).wait(); }},
+    {"reduce_scatter", Collective::ReduceScatter,
+     [](auto& world, auto& w, auto& s) { world.reduce_scatter(w, s).wait(); }},
+    {"broadcast", Collective::Broadcast,
+     [](auto& world, auto& w, auto&) { world.broadcast(w, 0).wait(); }},
+    {"reduce", Collective::Reduce, [](auto& world, auto& w, auto&) { world.reduce(w, 0).wait(); }},
+    {"all_to_all", Collective::AllToAll,
+     [](auto& world, auto& w, auto&) {
+       std::vector<int64_t> rows(size_t(world.size()), w.size() / world.size());
+       Tensor received = w.like();
+       world.all_to_all(w, rows, received, rows).wait();
+     }},
+    {"send_receive", Collective::Exchange,
+     [](auto& world, auto& w, auto&) {
+       int n = world.size(), next = (world.rank() + 1) % n, previous = (world.rank() + n - 1) % n;
+       Tensor received = w.like();
+       if (n > 1) world.exchange({{P2P::Send, next, w}, {P2P::Receive, previous, received}}).wait();
+     }},
+};
 
 static double seconds(const std::function<void()>& body) {
   auto begin = std::chrono::steady_clock::now();
@@ -90,7 +89,7 @@ static Row measure(Communicator& world, const Operation& op, int64_t bytes, int 
   std::vector<double> times;
   for (int run = -3; run < runs; ++run) {  // three to warm up
     world.barrier();
-    double mine = seconds([&] { op.call(whole, apart); });
+    double mine = seconds([&] { op.call(world, whole, apart); });
     Tensor slowest = Tensor::from<double>({mine}, {1}, device);
     world.all_reduce(slowest, ReduceOp::Max).wait();
     if (run >= 0) times.push_back(slowest.values<double>()[0]);
@@ -133,7 +132,7 @@ static void run(Communicator& world, const Settings& s, Device device) {
   if (prints)
     std::printf("%s\n%-15s %12s %12s %15s %10s\n", title.c_str(), "operation", "bytes", "median us",
                 "algorithm GB/s", "bus GB/s");
-  for (const Operation& op : operations(world)) {
+  for (const Operation& op : kOperations) {
     if (!s.only.empty() && s.only != op.name) continue;
     for (int64_t bytes = s.smallest; bytes <= s.largest; bytes *= 4) {
       Row r = measure(world, op, bytes, s.runs, device);
@@ -156,9 +155,9 @@ int main(int argc, char** argv) {
       whole(number("--smallest", s.smallest, "bytes"), 4, int64_t(1) << 40);
       whole(number("--largest", s.largest, "bytes"), 4, int64_t(1) << 40);
       whole(number("--runs", s.runs, "of each size"), 1, 100'000);
-      word(app.add_option("--only", s.only, "one operation"),
-           {"all_reduce", "ring", "all_gather", "reduce_scatter", "broadcast", "reduce",
-            "all_to_all", "send_receive"});
+      std::vector<std::string> names;
+      for (const Operation& op : kOperations) names.push_back(op.name);
+      word(app.add_option("--only", s.only, "one operation"), names);
       output_file(app.add_option("--csv", s.csv, "write the table to this file"));
       output_file(app.add_option("--svg", s.picture, "draw it"));
     });

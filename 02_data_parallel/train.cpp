@@ -36,7 +36,8 @@ struct Flags {
 
 static std::unique_ptr<DataParallel> make_parallel(const Flags& flags, Stage& model,
                                                    ProcessMesh& mesh, DType gradients) {
-  DataParallel::Settings settings{gradients, int64_t(flags.bucket_mb.value_or(25) * 1e6)};
+  DataParallel::Settings settings{gradients};
+  if (flags.bucket_mb) settings.bucket_bytes = int64_t(*flags.bucket_mb * 1e6);
   std::vector<Stage*> chunks = {&model};
   if (flags.sync == "naive") return std::make_unique<Naive>(chunks, mesh, settings);
   if (flags.sync == "overlapped") return std::make_unique<Overlapped>(chunks, mesh, settings);

@@ -60,7 +60,8 @@ static void train(Communicator& world, Options options, const Corpus& corpus, co
   use_recomputation(parts, options.recompute);
   use_zero(parts, parallel);
   Stage model(options.config, parts, options.compute, options.device);
-  DataParallel::Settings settings{options.gradients, int64_t(flags.bucket_mb.value_or(25) * 1e6)};
+  DataParallel::Settings settings{options.gradients};
+  if (flags.bucket_mb) settings.bucket_bytes = int64_t(*flags.bucket_mb * 1e6);
   ZeroPlan plan(model, int(flags.stage), settings, {mesh.data().rank(), mesh.data().size()});
   if (world.rank() == 0) print_plan(options, corpus, plan.memory());
   if (options.dry_run) return;

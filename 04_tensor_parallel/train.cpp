@@ -38,9 +38,7 @@ struct Flags {
 
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   int tp = int(flags.tp);
-  require(world.size() % tp == 0, "--tp ", tp, " does not divide ", world.size(),
-          world.size() == 1 ? " rank" : " ranks", ": start ", tp, " or a multiple (--ranks ", tp,
-          ", or mpirun -n ", tp, ")");
+  check_divides("--tp", tp, world);
   check_tensor_parallel(options.config, options.sequence, tp, flags.how);
   ProcessMesh mesh(world, {.dp = world.size() / tp, .tp = tp}, options.config.kv_heads);
   settle_ranks(options, mesh);

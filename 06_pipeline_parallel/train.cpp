@@ -80,9 +80,7 @@ class PipelineTraining : public Training {
 
 static void train(Communicator& world, Options options, const Corpus& corpus, const Flags& flags) {
   int pp = int(flags.pp);
-  require(world.size() % pp == 0, "--pp ", pp, " does not divide ", world.size(),
-          world.size() == 1 ? " rank" : " ranks", ": start ", pp, " or a multiple (--ranks ", pp,
-          ", or mpirun -n ", pp, ")");
+  check_divides("--pp", pp, world);
   ProcessMesh mesh(world, {.dp = world.size() / pp, .pp = pp});
   settle_ranks(options, mesh);
   auto schedule = [&](int micro_batches) {

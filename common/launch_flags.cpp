@@ -51,4 +51,10 @@ std::optional<Options> parse_training(int argc, char** argv, const std::string& 
   return options;
 }
 
+void check_divides(const char* flag, int ranks, const Communicator& world) {
+  require(world.size() % ranks == 0, flag, " ", ranks, " does not divide ", world.size(),
+          world.size() == 1 ? " rank" : " ranks", ": start ", ranks, " or a multiple (--ranks ",
+          ranks, ", or mpirun -n ", ranks, ")");
+}
+
 }  // namespace lockstep

@@ -25,4 +25,7 @@ std::optional<Options> parse_training(int argc, char** argv, const std::string& 
                                       Launch& launch,
                                       const std::function<void(CLI::App&)>& more = {});
 
+// Refuses a group of so many ranks that the job's cannot be shared out into. flag: "--tp".
+void check_divides(const char* flag, int ranks, const Communicator& world);
+
 }  // namespace lockstep
