@@ -30,13 +30,8 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kStages = 4, kBuffers = 2, kGroup = 8;
-
-struct Shared {
-  Stage stages[kStages];
-  alignas(1024) char panels[4 * kConsumers][kBuffers * kPanelBytes];
-  uint64_t full[kStages], empty[kStages];
-};
+using Shared = ClusterMemory;
+constexpr int kStages = Shared::kStages, kBuffers = Shared::kBuffers, kGroup = 8;
 
 template <bool TA, bool TB, class Out>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
@@ -46,14 +41,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   // The same for a whole warp, which the compiler cannot see by itself.
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), rank = hopper::cluster_rank();
   const int first = blockIdx.x / kCluster, stride = gridDim.x / kCluster;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      hopper::init(&s.full[i], 1);
-      hopper::init(&s.empty[i], kCluster * kConsumers * 4);
-    }
-    hopper::publish_barriers();
-  }
-  hopper::cluster_barrier();
+  s.begin();
 
   hopper::Place<kStages> place;
   int row, column;

@@ -29,14 +29,9 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kStages = 4, kBuffers = 2, kGroup = 8;
+using Shared = ClusterMemory;
+constexpr int kStages = Shared::kStages, kBuffers = Shared::kBuffers, kGroup = 8;
 constexpr int kSharingCosts = 16;  // steps that the partial sums take, as measured
-
-struct Shared {
-  Stage stages[kStages];
-  alignas(1024) char panels[4 * kConsumers][kBuffers * kPanelBytes];
-  uint64_t full[kStages], empty[kStages];
-};
 
 // What a cluster does: whole tiles, then its share of the last round, up to two pieces. Each is at
 // least kHeldSteps long.
@@ -93,14 +88,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0), rank = hopper::cluster_rank();
   const int cluster = blockIdx.x / kCluster;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      hopper::init(&s.full[i], 1);
-      hopper::init(&s.empty[i], kCluster * kConsumers * 4);
-    }
-    hopper::publish_barriers();
-  }
-  hopper::cluster_barrier();
+  s.begin();
 
   hopper::Place<kStages> place;
   int row, column;

@@ -200,6 +200,26 @@ __device__ void store_panels(const CUtensorMap& c, int row, int column, const fl
   }
 }
 
+// What the blocks of the clusters have in shared memory (from rung 6 on).
+struct ClusterMemory {
+  static constexpr int kStages = 4, kBuffers = 2;
+  Stage stages[kStages];
+  alignas(1024) char panels[4 * kConsumers][kBuffers * kPanelBytes];
+  uint64_t full[kStages], empty[kStages];
+
+  // No stage is full; both blocks know when this returns.
+  __device__ void begin() {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        hopper::init(&full[i], 1);
+        hopper::init(&empty[i], kCluster * kConsumers * 4);
+      }
+      hopper::publish_barriers();
+    }
+    hopper::cluster_barrier();
+  }
+};
+
 // ---- Holding a tile's result back (from rung 7 on) ----
 //
 // As many panels as fit into the registers that are left; of 128 sums the first kAtOnce do not. The
