@@ -99,8 +99,9 @@ class Zero1 : public DataParallel {
     Tensor whole_value, value;  // all of it and the own slice
     Tensor whole_grad, grad;
     Work reduction = {}, gathering = {};
-    size_t owned_end = 0;  // one behind the last of owned() that lies in it
-    int users = 0;         // units that have it acquired (zero3.h)
+    size_t owned_end = 0;    // one behind the last of owned() that lies in it
+    bool holds_sum = false;  // grad has a micro-batch of this step (zero2.h)
+    int users = 0;           // units that have it acquired (zero3.h)
   };
 
   virtual std::vector<Bucket> buckets() { return make_buckets(chunks_, bucket_elements()); }

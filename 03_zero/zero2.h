@@ -4,7 +4,7 @@
 //
 //   memory    weights 2Ψ + (gradients 2 + master 4 + moments 8)Ψ/N, and two buckets
 //
-//   backward  block 9 ▶ [whole] ─reduce-scatter▶ add to [shard], free [whole]
+//   backward  block 9 ▶ [whole] ─reduce-scatter▶ [shard], free [whole]
 //             block 8            ▶ [whole] ─▶ …      at most one reduction is under way
 //
 // The price: with m micro-batches the reduce-scatter runs m times, because nobody has room for the
@@ -19,7 +19,7 @@ class Zero2 : public Zero1 {
   using Zero1::Zero1;
 
   void begin_step(int64_t micro_batches) override {
-    for (Shards& s : shards_) zero(s.grad);
+    for (Shards& s : shards_) s.holds_sum = false;
     order_->begin(micro_batches);
   }
 
@@ -48,17 +48,18 @@ class Zero2 : public Zero1 {
 
   void reduce(Shards& s) override {
     settle();
-    open(s);  // nobody has used it here: zeros
-    s.reduction = mesh_.data().reduce_scatter(s.whole_grad, own(s.whole_grad));
+    open(s);                                                // nobody has used it here: zeros
+    Tensor sum = s.holds_sum ? own(s.whole_grad) : s.grad;  // the step's first goes to its place
+    s.reduction = mesh_.data().reduce_scatter(s.whole_grad, sum);
     in_flight_ = &s;
   }
 
-  // Waits for the reduction under way, adds what came to the shard and frees the rest.
+  // Waits for the reduction under way, adds it to those of earlier micro-batches, frees the rest.
   void settle() override {
     if (!in_flight_) return;
     Shards& s = *std::exchange(in_flight_, nullptr);
     s.reduction.wait();
-    on(s.grad).add_into(s.grad, own(s.whole_grad));
+    if (std::exchange(s.holds_sum, true)) on(s.grad).add_into(s.grad, own(s.whole_grad));
     s.whole_grad = {};
     for (Parameter* p : s.bucket.parameters) p->grad = {};
   }
