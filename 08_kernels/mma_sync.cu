@@ -13,15 +13,17 @@
 // along m or n instead of k. Chunks of 16 bytes are permuted within each row of a tile (swizzled)
 // so that the eight rows that ldmatrix reads lie in different banks.
 //
-// The limit is shared memory. In the 384 cycles in which the tensor cores multiply 16 numbers along
-// k (an m16n8k16 takes 6, measured alone), it can move 384 x 128 bytes. A warp's 64 x 64 sums are
-// all that its registers hold, and to feed them takes 256 of these cycles; the copies take 96 with
-// a block of 128 x 256, and 128 with two blocks of 128 x 128. Without any copies the kernel has
-// 0.63 of the library, with mma alone 0.67 to 0.69. So everything is spread, in time: each row of 8
-// products loads two fragments of the next depth, and the copies come in groups, behind a depth's
-// loads, which would otherwise queue behind them. That is worth 0.02 to 0.04; finer groups, larger
-// steps along k, an mbarrier instead of __syncthreads(), or blocks that walk from tile to tile
-// lost.
+// Tensor cores multiply 16 numbers along k in 384 cycles (an m16n8k16 takes 6, measured alone).
+// Shared memory is busy for 256 of them to feed warps that hold 64 x 64 sums, all that registers
+// have room for, and for 96 with the copies of a block of 128 x 256 (128: two of 128 x 128). So
+// nothing should come at once, or stop:
+//   - Of a depth's four rows of 8 products, the first two load the next depth's fragments; copies
+//     come with the last, where no load has to queue behind them (worth 0.02 of the library).
+//   - A block takes tile after tile, and the ring stays full: during the last steps of a tile, the
+//     first of the next are copied (0.01 at k = 4096, more where k is smaller).
+//   - A tile inside of c is stored without tests, which are most of the instructions (0.01).
+// What is left is copies: without them the kernel has 0.66 of the library, and mma alone, from
+// registers, 0.69. Single copies, a fourth stage or an mbarrier for __syncthreads() gained nothing.
 //
 // It runs on every GPU since A100 and takes everything: any size and alignment, transposed or not,
 // any beta. Where 16-byte copies are impossible, threads copy element by element.
@@ -34,11 +36,10 @@ namespace lockstep::ladder {
 
 namespace {
 
-constexpr int kTileM = 128, kTileN = 256, kTileK = 64, kWarpTile = 64;
+constexpr int kTileM = 128, kTileN = 256, kTileK = 64, kWarpTile = 64, kGroup = 8;
 constexpr int kThreads = kTileM / kWarpTile * (kTileN / kWarpTile) * 32;
 constexpr int kSteps = kWarpTile / 16, kDepths = kTileK / 16;  // an mma is 16 long
 constexpr int kStageBytes = (kTileM + kTileN) * kTileK * int(sizeof(bf16));
-constexpr int kGroup = 8;
 
 // Eight elements, of which `count` exist. Even: all or none of them do.
 template <bool Even>
@@ -79,7 +80,7 @@ struct Tile {
     int rows_left, columns_left;
     uint32_t to;
 
-    __device__ Source(const bf16* matrix, int rows, int columns, int row, int column) {
+    __device__ void begin(const bf16* matrix, int rows, int columns, int row, int column) {
       int y = threadIdx.x / kChunks, x = threadIdx.x % kChunks;
       from = matrix + int64_t(row + y) * columns + column + x * 8;
       below = int64_t(kPass) * columns;
@@ -90,10 +91,8 @@ struct Tile {
     }
     __device__ void copy(uint32_t tile, int i) const {
       bool inside = i * kPass < rows_left && columns_left > 0;
-      copy_chunk<Even>(tile + to + i * kPass * kRowBytes, from + below * i,
-                       !inside ? 0
-                       : Even  ? 8
-                               : min(columns_left, 8));
+      int count = Even ? 8 : min(columns_left, 8);
+      copy_chunk<Even>(tile + to + i * kPass * kRowBytes, from + below * i, inside ? count : 0);
     }
     __device__ void next() {
       from += along;
@@ -136,31 +135,34 @@ __device__ void mma(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Stores 16 x 16 of c, whose left and right 8 columns come from two products. Of each, a thread has
-// two neighbours in two rows. It gives one pair to the thread beside it and gets another: with four
-// neighbours each, the threads fill whole sectors of 32 bytes. `rows` and `columns` exist.
-template <bool Even, class Out>
-__device__ void store_sums(Out* c, int rows, int columns, int stride, const float (&left)[4],
-                           const float (&right)[4], float beta) {
-  const int lane = threadIdx.x % 32, odd = lane % 2, x = 8 * odd + lane % 4 / 2 * 4;
+// Stores a warp's sums, of which `rows` and `columns` exist in c. Of two products beside each
+// other, a thread has two neighbours in two rows each. It gives one pair to the thread beside it
+// and gets another: with four neighbours each, the threads fill whole sectors of 32 bytes. Plain:
+// all exist, four neighbours are aligned, and beta is 0.
+template <bool Plain, class Out>
+__device__ void store_sums(Out* c, int rows, int columns, int stride,
+                           const float (&sum)[kSteps][2 * kSteps][4], float beta, bool aligned) {
+  const int lane = threadIdx.x % 32, odd = lane % 2;
+  const bool adds = !Plain && beta != 0;
 #pragma unroll
-  for (int below = 0; below < 2; ++below) {
+  for (int i = 0; i < kSteps * kSteps * 2; ++i) {
+    const int down = i / kSteps / 2, right = i / 2 % kSteps, below = i % 2;
     float four[4];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      float l = left[2 * below + k], r = right[2 * below + k];
+      float l = sum[down][2 * right][2 * below + k], r = sum[down][2 * right + 1][2 * below + k];
       float got = __shfl_xor_sync(0xffffffffu, odd ? l : r, 1);
       four[k] = odd ? got : l, four[2 + k] = odd ? r : got;
     }
-    int y = 8 * below + lane / 4;
-    if (y >= rows || x >= columns) continue;
+    int y = 16 * down + 8 * below + lane / 4, x = 16 * right + 8 * odd + lane % 4 / 2 * 4;
+    if (!Plain && (y >= rows || x >= columns)) continue;
     Out* to = c + int64_t(y) * stride + x;
     cuda::Pack<Out, 4> pack;
-    if (beta != 0) pack = cuda::load<Even, 4>(to, columns - x);
+    if (adds) pack = aligned ? cuda::load<true, 4>(to, 4) : cuda::load<false, 4>(to, columns - x);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      pack.at[k] = cuda::rounded<Out>(four[k] + (beta != 0 ? beta * float(pack.at[k]) : 0));
-    cuda::store<Even>(to, columns - x, pack);
+      pack.at[k] = cuda::rounded<Out>(four[k] + (adds ? beta * float(pack.at[k]) : 0));
+    Plain || aligned ? cuda::store<true>(to, 4, pack) : cuda::store<false>(to, columns - x, pack);
   }
 }
 
@@ -176,25 +178,33 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(128) char memory[];
   const uint32_t ring = uint32_t(__cvta_generic_to_shared(memory));
   const uint32_t ring_end = ring + Stages * kStageBytes;
-  int tile_row, tile_column;
-  order.find(int(blockIdx.x), &tile_row, &tile_column);
-  const int row = tile_row * kTileM, column = tile_column * kTileN, warp = threadIdx.x / 32;
-  const int warp_row = warp % (kTileM / kWarpTile) * kWarpTile;
+  const int warp = threadIdx.x / 32, warp_row = warp % (kTileM / kWarpTile) * kWarpTile;
   const int warp_column = warp / (kTileM / kWarpTile) * kWarpTile;
   const uint32_t first_a = TileA::template first_fragment<false>(warp_row);
   const uint32_t first_b = TileB::template first_fragment<true>(warp_column) + TileA::kBytes;
 
-  SourceA source_a(a, TA ? k : m, TA ? m : k, TA ? 0 : row, TA ? row : 0);
-  SourceB source_b(b, TB ? n : k, TB ? k : n, TB ? column : 0, TB ? 0 : column);
+  const int steps = max(1, (k + kTileK - 1) / kTileK);
+  int copied = blockIdx.x, to_copy;  // a tile, some steps ahead of the one that is multiplied
+  SourceA source_a;
+  SourceB source_b;
+  auto begin_to_copy = [&] {
+    int row, column;
+    order.find(copied, &row, &column);
+    row *= kTileM, column *= kTileN, to_copy = steps;
+    source_a.begin(a, TA ? k : m, TA ? m : k, TA ? 0 : row, TA ? row : 0);
+    source_b.begin(b, TB ? n : k, TB ? k : n, TB ? column : 0, TB ? 0 : column);
+  };
+  begin_to_copy();
   uint32_t filled = ring, used = ring;  // the stages that are copied to and multiplied now
   auto advance = [&](uint32_t& stage) {
     stage += kStageBytes;
     if (stage == ring_end) stage = ring;
   };
-  constexpr int copies = SourceA::kCount + SourceB::kCount;
+  constexpr int copies = SourceA::kCount + SourceB::kCount, groups = kDepths - 1;
+  static_assert(copies % groups == 0);
   auto copy = [&](int first, int last) {
 #pragma unroll
-    for (int i = first; i < min(last, copies); ++i)
+    for (int i = first; i < last; ++i)
       if (i < SourceA::kCount)
         source_a.copy(filled, i);
       else
@@ -204,6 +214,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     asm volatile("cp.async.commit_group;" ::: "memory");
     source_a.next(), source_b.next();
     advance(filled);
+    if (--to_copy == 0 && (copied += gridDim.x) < order.count()) begin_to_copy();
   };
   auto wait_for_stage = [] {  // the next is there for all, and all have read the one before
     asm volatile("cp.async.wait_group %0;" ::"n"(Stages - 2) : "memory");
@@ -217,42 +228,44 @@ __global__ void __launch_bounds__(kThreads, 1)
     TileB::load(fb[set][i], used + first_b, i, depth);
   };
 
-  float sum[kSteps][2 * kSteps][4] = {};
   for (int i = 0; i < Stages - 1; ++i) copy(0, copies), end_of_copies();
   wait_for_stage();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) load(0, i, 0);
-  for (int left = k; left > 0; left -= kTileK) {
+  const bool aligned =
+      Even && n % 4 == 0 && reinterpret_cast<uintptr_t>(c) % (4 * sizeof(Out)) == 0;
+  for (int tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
+    float sum[kSteps][2 * kSteps][4] = {};
+    for (int left = steps; left > 0; --left) {
 #pragma unroll
-    for (int depth = 0; depth < kDepths; ++depth) {
-      const int now = depth % 2, groups = kDepths - 1, some = (copies + groups - 1) / groups;
-      if (depth == groups) wait_for_stage(), advance(used);
+      for (int depth = 0; depth < kDepths; ++depth) {
+        const int now = depth % 2, next = (depth + 1) % kDepths, group = copies / groups;
+        if (depth == groups) wait_for_stage(), advance(used);
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        load(1 - now, i, (depth + 1) % kDepths);
-        if (i == kSteps - 1 && depth < groups) copy(depth * some, (depth + 1) * some);
-        if (i == kSteps - 1 && depth == groups - 1) end_of_copies();
+        for (int i = 0; i < kSteps; ++i) {
+          if (i < 2) load(1 - now, 2 * i, next), load(1 - now, 2 * i + 1, next);
+          if (i == 3 && depth < groups) copy(depth * group, (depth + 1) * group);
+          if (i == 3 && depth == groups - 1) end_of_copies();
 #pragma unroll
-        for (int step = 0; step < 2 * kSteps; ++step) {
-          int j = i % 2 ? 2 * kSteps - 1 - step : step;  // and back: the last b is used again
-          mma(sum[i][j], fa[now][i], fb[now][j / 2][j % 2 * 2], fb[now][j / 2][j % 2 * 2 + 1]);
+          for (int step = 0; step < 2 * kSteps; ++step) {
+            int j = i % 2 ? 2 * kSteps - 1 - step : step;  // and back: the last b is used again
+            mma(sum[i][j], fa[now][i], fb[now][j / 2][j % 2 * 2], fb[now][j / 2][j % 2 * 2 + 1]);
+          }
         }
       }
     }
-  }
 
-  const bool whole = n % 4 == 0 && reinterpret_cast<uintptr_t>(c) % (4 * sizeof(Out)) == 0;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i)
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      const int y = row + warp_row + 16 * i, x = column + warp_column + 16 * j;
-      Out* to = c + int64_t(y) * n + x;
-      if (Even && whole)
-        store_sums<true>(to, m - y, n - x, n, sum[i][2 * j], sum[i][2 * j + 1], beta);
-      else
-        store_sums<false>(to, m - y, n - x, n, sum[i][2 * j], sum[i][2 * j + 1], beta);
-    }
+    int row, column;
+    order.find(tile, &row, &column);
+    row *= kTileM, column *= kTileN;
+    const bool inside = m - row >= kTileM && n - column >= kTileN;
+    row += warp_row, column += warp_column;
+    Out* to = c + int64_t(row) * n + column;
+    if (aligned && inside && beta == 0)
+      store_sums<true>(to, m - row, n - column, n, sum, beta, aligned);
+    else
+      store_sums<false>(to, m - row, n - column, n, sum, beta, aligned);
+  }
 }
 
 template <int Stages>
@@ -264,6 +277,7 @@ void launch_with(const Matmul& p, cudaStream_t stream) {
   TileOrder order{int(tiles(p.m, kTileM)), int(tiles(p.n, kTileN)), kGroup};
   bool all_even = even(p.a, p.ta == Op::T ? p.m : p.k) && even(p.b, p.tb == Op::T ? p.k : p.n);
   constexpr int shared = Stages * kStageBytes;
+  const int blocks = std::min(order.count(), multiprocessors());
   cuda::branch(p.ta == Op::T, [&](auto ta) {
     cuda::branch(p.tb == Op::T, [&](auto tb) {
       cuda::branch(all_even, [&](auto is_even) {
@@ -271,7 +285,7 @@ void launch_with(const Matmul& p, cudaStream_t stream) {
           using Out = decltype(out);
           auto kernel = mma_kernel<Stages, ta(), tb(), Out, is_even()>;
           check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-          kernel<<<unsigned(order.count()), kThreads, shared, stream>>>(
+          kernel<<<unsigned(blocks), kThreads, shared, stream>>>(
               static_cast<const bf16*>(p.a), static_cast<const bf16*>(p.b), static_cast<Out*>(p.c),
               int(p.m), int(p.n), int(p.k), p.beta, order);
           check(cudaGetLastError());

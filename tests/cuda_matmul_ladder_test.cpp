@@ -45,6 +45,19 @@ TEST_F(MatmulLadder, Pitfall100_EveryBf16RungIsRightAtEverySizeThatItTakes) {
   }
 }
 
+// A block that walks from tile to tile copies the beginning of the next one early, or of the next
+// two, where each is a single step along k.
+TEST_F(MatmulLadder, MoreTilesThanMultiprocessorsAreRightOnEveryRung) {
+  for (const MatmulRung& rung : bf16_ladder())
+    for (int64_t k : {8, 72})
+      for (auto [ta, tb] : {kOps[0], kOps[1], kOps[2]}) {
+        Matmul p{2600, 2312, k, ta, tb, DType::BF16, DType::F32, k == 8 ? 0.0f : 1.0f};
+        if (takes(rung, p, 0)) {
+          EXPECT_EQ(complaint_about(rung, p), "");
+        }
+      }
+}
+
 // The last rung takes everything; that includes the shapes in which its tiles are cut off on one
 // side only, and more tiles than there are multiprocessors.
 TEST_F(MatmulLadder, TheLastRungTakesEverything) {
