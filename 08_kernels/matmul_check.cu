@@ -112,7 +112,8 @@ std::string complaint_about(const MatmulRung& rung, Matmul p, int64_t shift) {
 }
 
 std::vector<Shape> odd_sizes() {
-  return {{1, 1, 1}, {35, 79, 19}, {257, 1000, 33}, {1000, 1000, 1000}, {5, 7, 0}, {520, 264, 200}};
+  return {{1, 1, 1}, {35, 79, 19},    {257, 1000, 33}, {1000, 1000, 1000},
+          {5, 7, 0}, {520, 264, 200}, {520, 520, 7688}};
 }
 
 }  // namespace lockstep::ladder

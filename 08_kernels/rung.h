@@ -60,7 +60,8 @@ MatmulRung cublaslt();                  // library.cpp: the fastest of all that 
 // shift: elements between an aligned address and the matrices.
 std::string complaint_about(const MatmulRung& rung, Matmul p, int64_t shift = 0);
 
-// Sizes that a kernel made for multiples of its tile gets wrong, K = 0, and one of many tiles.
+// Sizes that a kernel made for multiples of its tile gets wrong, K = 0, and few tiles that are so
+// long along k that stream-K shares them.
 std::vector<Shape> odd_sizes();  // {m, n, k}
 
 // A matmul of random-normal matrices that lives as long as this does.
