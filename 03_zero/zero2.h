@@ -2,7 +2,8 @@
 // ZeRO stage 2: a rank also keeps only its shard of the gradients. The whole gradient of a bucket
 // exists from its first weight gradient to its reduce-scatter, and is then freed:
 //
-//   memory    weights 2Ψ + (gradients 2 + master 4 + moments 8)Ψ/N, and two buckets
+//   memory    weights 2Ψ + (gradients 2 + master 4 + moments 8)Ψ/N, and two buckets (with tied
+//             embeddings theirs as well, from the head's backward on)
 //
 //   backward  block 9 ▶ [whole] ─reduce-scatter▶ [shard], free [whole]
 //             block 8            ▶ [whole] ─▶ …      at most one reduction is under way
@@ -48,8 +49,9 @@ class Zero2 : public Zero1 {
 
   void reduce(Shards& s) override {
     settle();
-    open(s);                                                // nobody has used it here: zeros
-    Tensor sum = s.holds_sum ? own(s.whole_grad) : s.grad;  // the step's first goes to its place
+    open(s);  // no micro-batch has touched it on this rank: zeros
+    // The first sum of a step is written into the shard, later ones are added in settle().
+    Tensor sum = s.holds_sum ? own(s.whole_grad) : s.grad;
     s.reduction = mesh_.data().reduce_scatter(s.whole_grad, sum);
     in_flight_ = &s;
   }

@@ -9,7 +9,7 @@
 //     rank 0:  a 0  x    b             rank 0 loads a 0 and half 0 (for both)
 //     rank 1:  a 1  x    b             rank 1 loads a 1 and half 1 (for both)
 //
-// The L2 cache is then at 57 %. The time stays the same, since it was not what limited it: 0.99 of
+// The L2 cache is then at 57 %. The time stays the same, since it was not what limited it: 0.98 of
 // the library at 4096^3, 0.98 at 8192^3, where the GPU runs at its power limit. What is left shows
 // in cycles: at 8192^3 the last of 16 rounds of tiles is half empty (3 %), and laying out a result
 // takes some 1500 cycles in which the tensor cores are idle (1 %, but 5 % where k is 2048).

@@ -35,7 +35,8 @@ bool all_right(const std::vector<MatmulRung>& rungs, DType in) {
     for (const Shape& s : odd_sizes())
       for (DType out : {DType::BF16, DType::F32})
         for (float beta : {0.0f, 1.0f})
-          for (auto [ta, tb] : {std::pair{Op::N, Op::T}, {Op::N, Op::N}, {Op::T, Op::N}}) {
+          for (auto [ta, tb] :
+               {std::pair{Op::N, Op::T}, {Op::N, Op::N}, {Op::T, Op::N}, {Op::T, Op::T}}) {
             Matmul p{s[0], s[1], s[2], ta, tb, in, out, beta};
             if (!rung.takes(p)) continue;
             std::string complaint = complaint_about(rung, p);

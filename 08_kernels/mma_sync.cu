@@ -13,20 +13,21 @@
 // along m or n instead of k. Chunks of 16 bytes are permuted within each row of a tile (swizzled)
 // so that the eight rows that ldmatrix reads lie in different banks.
 //
-// Tensor cores multiply 16 numbers along k in 384 cycles (an m16n8k16 takes 6, measured alone).
-// Shared memory is busy for 256 of them to feed warps that hold 64 x 64 sums, all that registers
-// have room for, and for 96 with the copies of a block of 128 x 256 (128: two of 128 x 128). So
-// nothing should come at once, or stop:
+// For 16 numbers along k of a block's tile the tensor cores need 384 cycles (an m16n8k16 takes 6,
+// measured alone). In these, shared memory is busy for 256 with fragments, since 64 x 64 sums are
+// all that a warp's registers hold, and for 96 with copies. It keeps up only if this is spread
+// evenly and never pauses (gains at 4096^3, as measured alone):
 //   - Of a depth's four rows of 8 products, the first two load the next depth's fragments; copies
-//     come with the last, where no load has to queue behind them (worth 0.02 of the library).
+//     come with the last, where no load has to queue behind them: 2 %.
 //   - A block takes tile after tile, and the ring stays full: during the last steps of a tile, the
-//     first of the next are copied (0.01 at k = 4096, more where k is smaller).
-//   - A tile inside of c is stored without tests, which are most of the instructions (0.01).
+//     first of the next are copied: 1 %, and 5 % at k = 1024.
+//   - In a tile that lies inside of c, no element is tested for that: 1.5 %.
 // What is left is copies: without them the kernel has 0.66 of the library, and mma alone, from
-// registers, 0.69. Single copies, a fourth stage or an mbarrier for __syncthreads() gained nothing.
+// registers, 0.69. A copy in each row loses 4 %; a fourth stage, or an mbarrier in place of
+// __syncthreads(), gains nothing.
 //
-// It runs on every GPU since A100 and takes everything: any size and alignment, transposed or not,
-// any beta. Where 16-byte copies are impossible, threads copy element by element.
+// It runs on every GPU since A100 and takes any size and alignment, transposed or not, any beta.
+// Where 16-byte copies are impossible, threads copy element by element.
 
 #include "08_kernels/bf16_ladder.h"
 #include "08_kernels/tiles.h"
@@ -295,19 +296,21 @@ void launch_with(const Matmul& p, cudaStream_t stream) {
   });
 }
 
-// Three stages where a block has room for them; consumer GPUs have it for two.
-void launch(const Matmul& p, cudaStream_t stream) {
+void launch(const Matmul& p, int stages, cudaStream_t stream) {
   int device = 0, room = 0;
   check(cudaGetDevice(&device));
   check(cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  room >= 3 * kStageBytes ? launch_with<3>(p, stream) : launch_with<2>(p, stream);
+  stages > 2 && room >= 3 * kStageBytes ? launch_with<3>(p, stream) : launch_with<2>(p, stream);
 }
 
 }  // namespace
 
-MatmulRung mma_sync() {
-  return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix",
-          [](const Matmul& p) { return p.in == DType::BF16; }, launch};
+MatmulRung mma_sync(int stages) {
+  auto takes = [](const Matmul& p) {  // sizes are counted in int, up to the end of a tile
+    return p.in == DType::BF16 && std::max({p.m, p.n, p.k}) < INT32_MAX - kTileN;
+  };
+  return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix", takes,
+          [stages](const Matmul& p, cudaStream_t stream) { launch(p, stages, stream); }};
 }
 
 }  // namespace lockstep::ladder

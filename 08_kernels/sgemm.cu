@@ -29,7 +29,10 @@ MatmulRung sgemm_rung(const std::string& name, const std::string& idea, Sgemm ke
         int(p.m), int(p.n), int(p.k));
     check(cudaGetLastError());
   };
-  return {name, idea, is_fp32, launch};
+  auto takes = [tile](const Matmul& p) {  // a grid has at most so many rows of blocks
+    return is_fp32(p) && cuda::ceil_div(p.m, tile.rows) <= 65535;
+  };
+  return {name, idea, takes, launch};
 }
 
 std::vector<MatmulRung> fp32_ladder() {

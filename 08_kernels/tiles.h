@@ -12,9 +12,9 @@ inline int64_t tiles(int64_t size, int64_t tile) { return (size + tile - 1) / ti
 // from the L2 cache. Tiles are therefore numbered down a group of rows of tiles, then one column
 // on:
 //
-//     0  3  6  9        group = 3: the first 12 tiles need 3 rows of a and 4 columns of b; numbered
-//     1  4  7 10        along the rows, they would need 1 and 12, or with fewer columns of tiles
-//     2  5  8 11        as many rows of a as there are
+//     0  3  6  9 12 ..  33        group = 3: the first 12 tiles need 3 rows of a and 4 columns of
+//     1  4  7 10 13 ..  34        b; numbered along the rows, they would need 1 and 12
+//     2  5  8 11 14 ..  35
 //
 struct TileOrder {
   int rows, columns, group;

@@ -33,8 +33,8 @@ class DataParallel {
   // one tensor.
   virtual void allocate();
   const std::vector<Owned>& owned() const { return owned_; }
-  // A step of so many micro-batches, each of which is one tape of every stage, begins. Gradients
-  // are zero.
+  // A step of so many micro-batches, one or more, each of which is one tape of every stage, begins.
+  // Gradients of the step before no longer count.
   virtual void begin_step(int64_t micro_batches);
   // Afterwards owned().grad holds the sum over the whole job.
   virtual void finish() {}

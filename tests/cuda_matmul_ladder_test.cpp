@@ -21,6 +21,14 @@ class MatmulLadder : public testing::Test {
 
 const std::pair<Op, Op> kOps[] = {{Op::N, Op::T}, {Op::N, Op::N}, {Op::T, Op::N}, {Op::T, Op::T}};
 
+// All rungs, and mma.sync as it runs on a GPU with less shared memory.
+std::vector<MatmulRung> all_rungs() {
+  std::vector<MatmulRung> rungs = bf16_ladder();
+  rungs.push_back(mma_sync(2));
+  rungs.back().name += ", two stages";
+  return rungs;
+}
+
 // What the rung gets is what complaint_about() will give it, as far as takes() can tell.
 bool takes(const MatmulRung& rung, const Matmul& p, int64_t shift) {
   Matmul at = p;
@@ -29,7 +37,7 @@ bool takes(const MatmulRung& rung, const Matmul& p, int64_t shift) {
 }
 
 TEST_F(MatmulLadder, Pitfall100_EveryBf16RungIsRightAtEverySizeThatItTakes) {
-  for (const MatmulRung& rung : bf16_ladder()) {
+  for (const MatmulRung& rung : all_rungs()) {
     int ran = 0;
     for (const Shape& s : odd_sizes())
       for (int64_t shift : {0, 1})
@@ -48,14 +56,16 @@ TEST_F(MatmulLadder, Pitfall100_EveryBf16RungIsRightAtEverySizeThatItTakes) {
 // A block that walks from tile to tile copies the beginning of the next one early, or of the next
 // two, where each is a single step along k.
 TEST_F(MatmulLadder, MoreTilesThanMultiprocessorsAreRightOnEveryRung) {
-  for (const MatmulRung& rung : bf16_ladder())
-    for (int64_t k : {8, 72})
-      for (auto [ta, tb] : {kOps[0], kOps[1], kOps[2]}) {
-        Matmul p{2600, 2312, k, ta, tb, DType::BF16, DType::F32, k == 8 ? 0.0f : 1.0f};
-        if (takes(rung, p, 0)) {
-          EXPECT_EQ(complaint_about(rung, p), "");
+  for (const MatmulRung& rung : all_rungs())
+    for (int64_t k : {0, 8, 72})
+      for (int64_t shift : {0, 1})
+        for (auto [ta, tb] : kOps) {
+          DType out = k == 8 ? DType::BF16 : DType::F32;
+          Matmul p{2600, 2312, k, ta, tb, DType::BF16, out, k == 72 ? 1.0f : 0.0f};
+          if (takes(rung, p, shift)) {
+            EXPECT_EQ(complaint_about(rung, p, shift), "");
+          }
         }
-      }
 }
 
 // The last rung takes everything; that includes the shapes in which its tiles are cut off on one
