@@ -20,6 +20,7 @@
 
 #include "common/huggingface.h"
 #include "common/options.h"
+#include "common/strategy.h"
 #include "common/svg.h"
 
 using namespace lockstep;
@@ -31,7 +32,8 @@ struct Settings {
   bool tied = false, dry_run = false;
   int64_t batch_tokens = 4 << 20, sequence = 4096, gpus = 128, micro_batch = 0;
   double memory_gib = 80, reserve_gib = 2;
-  double tflops = 989, efficiency = 0.4, bandwidth_gb = 50, latency_us = 2, bucket_mb = 25;
+  double tflops = 989, efficiency = 0.4, bandwidth_gb = 50, latency_us = 2;
+  double bucket_mb = DataParallel::kBucketMb;
   std::string csv, picture;
 };
 

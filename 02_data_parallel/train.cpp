@@ -68,7 +68,8 @@ int main(int argc, char** argv) {
                ->capture_default_str(),
            {"naive", "overlapped", "bucketed"});
       real(app.add_option("--bucket-mb", flags.bucket_mb,
-                          "bucketed: gradients that are summed at once (default: 25)"),
+                          text("bucketed: gradients that are summed at once (default: ",
+                               DataParallel::kBucketMb, ")")),
            0, 1e6, true);
       add_check_flags(app, flags.checks);
     };

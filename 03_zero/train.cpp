@@ -87,7 +87,8 @@ int main(int argc, char** argv) {
                           "during the next forward (optimizer, forward; default: forward)"),
            {"optimizer", "forward"});
       real(app.add_option("--bucket-mb", flags.bucket_mb,
-                          "stages 0 to 2: gradients that are summed at once (default: 25)"),
+                          text("stages 0 to 2: gradients that are summed at once (default: ",
+                               DataParallel::kBucketMb, ")")),
            0, 1e6, true);
       add_check_flags(app, flags.checks);
     };

@@ -244,9 +244,10 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (depth == groups) wait_for_stage(), advance(used);
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          if (i < 2) load(1 - now, 2 * i, next), load(1 - now, 2 * i + 1, next);
-          if (i == 3 && depth < groups) copy(depth * group, (depth + 1) * group);
-          if (i == 3 && depth == groups - 1) end_of_copies();
+          const bool last = i == kSteps - 1;
+          if (i < kSteps / 2) load(1 - now, 2 * i, next), load(1 - now, 2 * i + 1, next);
+          if (last && depth < groups) copy(depth * group, (depth + 1) * group);
+          if (last && depth == groups - 1) end_of_copies();
 #pragma unroll
           for (int step = 0; step < 2 * kSteps; ++step) {
             int j = i % 2 ? 2 * kSteps - 1 - step : step;  // and back: the last b is used again
@@ -306,10 +307,8 @@ void launch(const Matmul& p, int stages, cudaStream_t stream) {
 }  // namespace
 
 MatmulRung mma_sync(int stages) {
-  auto takes = [](const Matmul& p) {  // sizes are counted in int, up to the end of a tile
-    return p.in == DType::BF16 && std::max({p.m, p.n, p.k}) < INT32_MAX - kTileN;
-  };
-  return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix", takes,
+  return {"mma.sync + cp.async", "a ring of asynchronous copies, fragments by ldmatrix",
+          [](const Matmul& p) { return p.in == DType::BF16 && p.fits_int(); },
           [stages](const Matmul& p, cudaStream_t stream) { launch(p, stages, stream); }};
 }
 

@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -33,6 +34,8 @@ struct Matmul {
   void* c = nullptr;
 
   double flops() const { return 2.0 * double(m) * double(n) * double(k); }
+  // Can a kernel count rows, columns and depth in int, up to the end of a tile that is cut off?
+  bool fits_int() const { return std::max({m, n, k}) <= INT32_MAX - 1024; }
 };
 // "TN 4096 x 4096 x 4096 BF16 -> BF16". The letters are in the order of BLAS, which thinks in
 // columns and so takes b first: TN is the forward pass x W^T (a as it is, b transposed), NN the

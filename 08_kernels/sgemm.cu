@@ -5,7 +5,7 @@ namespace lockstep::ladder {
 
 static bool is_fp32(const Matmul& p) {
   return p.in == DType::F32 && p.out == DType::F32 && p.ta == Op::N && p.tb == Op::N &&
-         p.beta == 0 && std::max({p.m, p.n, p.k}) <= INT32_MAX;
+         p.beta == 0 && p.fits_int();
 }
 
 static bool is_aligned(const void* pointer) {
@@ -29,8 +29,8 @@ MatmulRung sgemm_rung(const std::string& name, const std::string& idea, Sgemm ke
         int(p.m), int(p.n), int(p.k));
     check(cudaGetLastError());
   };
-  auto takes = [tile](const Matmul& p) {  // a grid has at most so many rows of blocks
-    return is_fp32(p) && cuda::ceil_div(p.m, tile.rows) <= 65535;
+  auto takes = [tile](const Matmul& p) {
+    return is_fp32(p) && cuda::ceil_div(p.m, tile.rows) <= cuda::kMostGridRows;
   };
   return {name, idea, takes, launch};
 }

@@ -101,7 +101,7 @@ void launch(const Matmul& p, cudaStream_t stream) {
 MatmulRung wmma_rung() {
   return {"wmma", "tensor cores on tiles of shared memory",
           [](const Matmul& p) {
-            return p.in == DType::BF16 && tiles(p.m, kTile) <= 65535;  // rows of blocks in a grid
+            return p.in == DType::BF16 && tiles(p.m, kTile) <= cuda::kMostGridRows;
           },
           launch};
 }

@@ -80,6 +80,7 @@ struct Grid {
   int64_t x, y;
   int threads;
 };
+inline constexpr int64_t kMostGridRows = 65535;  // grid.y; x: INT32_MAX
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int round_to_warps(int64_t threads) {
   return int(std::max<int64_t>(1, ceil_div(threads, 32)) * 32);
@@ -98,8 +99,8 @@ inline Grid row_grid(int64_t rows, int64_t width, int N) {
 template <class... P, class... A>
 void launch(void (*kernel)(P...), const Grid& grid, const A&... args) {
   if (grid.x == 0 || grid.y == 0) return;  // nothing to do; CUDA refuses an empty grid
-  require(grid.x <= INT32_MAX && grid.y <= 65535, "a kernel on ", grid.x, " x ", grid.y,
-          " blocks; at most 2147483647 x 65535 can be launched");
+  require(grid.x <= INT32_MAX && grid.y <= kMostGridRows, "a kernel on ", grid.x, " x ", grid.y,
+          " blocks; at most ", INT32_MAX, " x ", kMostGridRows, " can be launched");
   kernel<<<dim3(unsigned(grid.x), unsigned(grid.y)), unsigned(grid.threads), 0, device::stream()>>>(
       args...);
   check(cudaGetLastError());

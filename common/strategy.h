@@ -21,9 +21,10 @@ struct Owned {
 
 class DataParallel {
  public:
+  static constexpr int64_t kBucketMb = 25;  // 10^6 bytes, the default
   struct Settings {
-    DType gradients = DType::F32;       // BF16 halves their memory and loses small addends
-    int64_t bucket_bytes = 25'000'000;  // of gradients that are summed at once, where ranks sum
+    DType gradients = DType::F32;  // BF16 halves their memory and loses small addends
+    int64_t bucket_bytes = kBucketMb * 1'000'000;  // of gradients that are summed at once
   };
   DataParallel(std::vector<Stage*> chunks, Settings settings)
       : chunks_(chunks), settings_(settings) {}

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "08_kernels/bf16_ladder.h"
+#include "08_kernels/sgemm.h"
 #include "08_kernels/use_matmul.h"
 #include "common/device.h"
 #include "common/device_cuda.h"
@@ -50,6 +51,26 @@ TEST_F(MatmulLadder, Pitfall100_EveryBf16RungIsRightAtEverySizeThatItTakes) {
               ++ran;
             }
     EXPECT_TRUE(ran > 0 || !rung.takes({1000, 1000, 1000, Op::N, Op::T})) << rung.name;
+  }
+}
+
+// More rows than a grid has, or more than an int counts: refused before anything is launched.
+TEST(MatmulSizes, WhatARungCannotCountItDoesNotTake) {
+  for (const MatmulRung& rung : {wmma_rung(), mma_sync(), mma_sync(2), sgemm_naive()}) {
+    const DType type = rung.name == "naive" ? DType::F32 : DType::BF16;
+    auto takes = [&](int64_t m, int64_t n, int64_t k) {
+      return rung.takes({m, n, k, Op::N, Op::N, type, type});
+    };
+    EXPECT_TRUE(takes(100'000, 8, 8)) << rung.name;
+    EXPECT_FALSE(takes(int64_t(1) << 31, 1, 1)) << rung.name;
+    if (rung.name == "wmma") continue;  // counts columns and depth in 64 bits
+    EXPECT_FALSE(takes(1, INT32_MAX, 1)) << rung.name;
+    EXPECT_FALSE(takes(1, 1, INT32_MAX)) << rung.name;
+  }
+  for (int64_t rows : {65535, 65536}) {
+    EXPECT_EQ(wmma_rung().takes({64 * rows, 1, 1}), rows == 65535);
+    EXPECT_EQ(sgemm_naive().takes({32 * rows, 1, 1, Op::N, Op::N, DType::F32, DType::F32}),
+              rows == 65535);
   }
 }
 
